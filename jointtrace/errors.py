@@ -1,0 +1,17 @@
+"""The three kinds of error that jointtrace raises on its own account."""
+
+
+class JointtraceError(Exception):
+    """Base of all errors raised by jointtrace."""
+
+
+class UnsupportedError(JointtraceError, NotImplementedError):
+    """The user's program holds something we cannot compile: says which operation, where (file:line), what to do."""
+
+
+class OptionError(JointtraceError, ValueError):
+    """A bad argument: says the value given and the values accepted."""
+
+
+class VerifyError(JointtraceError, AssertionError):
+    """A fault of jointtrace itself: a trace that breaks an invariant, with the op, its position and the pass."""
