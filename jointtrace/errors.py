@@ -1,4 +1,4 @@
-"""The three kinds of error that jointtrace raises on its own account."""
+"""The kinds of error that jointtrace raises on its own account."""
 
 
 class JointtraceError(Exception):
@@ -15,3 +15,7 @@ class OptionError(JointtraceError, ValueError):
 
 class VerifyError(JointtraceError, AssertionError):
     """A fault of jointtrace itself: a trace that breaks an invariant, with the op, its position and the pass."""
+
+
+class ParseError(JointtraceError, ValueError):
+    """Text that is not a trace: says the line, the column and what was expected there."""

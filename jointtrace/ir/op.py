@@ -31,6 +31,9 @@ class Tag(enum.Enum):
     OPAQUE = "opaque"  # nothing is known of it: never merged, recomputed, dropped or fused
 
 
+NEVER_FUSED = frozenset({Tag.COLLECTIVE, Tag.WAIT, Tag.GET_GRAD, Tag.MUTATES, Tag.CLAIMED, Tag.OPAQUE})
+
+
 class Phase(enum.Enum):
     """Which half of the training step an op belongs to."""
 
@@ -151,9 +154,13 @@ def hashable(tree: Any) -> Any:
     if isinstance(tree, slice):
         return ("slice", hashable(tree.start), hashable(tree.stop), hashable(tree.step))
     if isinstance(tree, float):
-        return ("float", tree.hex())  # tells -0.0 from 0.0, and equals nan to nan
-    if isinstance(tree, (bool, int, complex)):
-        return (type(tree).__name__, tree)
+        return (type(tree).__name__, tree.hex())  # tells -0.0 from 0.0, and equals nan to nan
+    if isinstance(tree, complex):
+        return (type(tree).__name__, tree.real.hex(), tree.imag.hex())
+    if isinstance(tree, int):
+        return (type(tree).__name__, int(tree))  # tells True from 1
+    if isinstance(tree, torch.Tensor):
+        return ("id", id(tree))  # `==` on tensors compares elements
     try:
         hash(tree)
     except TypeError:
@@ -161,9 +168,9 @@ def hashable(tree: Any) -> Any:
     return tree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
-    """One operation.
+    """One operation. Two ops are equal where they print alike: 1, 1.0 and True differ, nan equals nan.
 
     Attributes:
         target: what is called.
@@ -218,8 +225,17 @@ class Op:
             return self
         return replace(self, out=map_leaves(_renamer(names), self.out))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Op):
+            return NotImplemented
+        return self is other or self._identity() == other._identity()
+
     def __hash__(self) -> int:
         return hash((self.target.name, self.ins, self.outs, self.phase))
+
+    def _identity(self) -> tuple[Any, ...]:
+        called = (self.target, hashable(self.args), hashable(dict(self.kwargs)), self.body)
+        return (*called, hashable(self.out), self.tags, self.phase, self.writes, self.source)
 
 
 def _renamer(names: Mapping[str, str]) -> Callable[[Any], Any]:

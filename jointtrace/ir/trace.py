@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from jointtrace.ir.op import Op, Phase, Type, Var, var_names
+from jointtrace.ir.op import Op, Phase, Type, Var, hashable, var_names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """A straight-line program in single-assignment form.
 
@@ -54,7 +54,7 @@ class Trace:
     def rebuild(
         self, ops: Iterable[Op], *, by: str, types: Mapping[str, Type] | None = None, **changes: Any
     ) -> Trace:
-        """Return this trace with other ops; `types` holds the types of values that are new; unused types are dropped."""
+        """Return this trace with other ops; `types` holds the types of new values; types of values gone are dropped."""
         ops = tuple(ops)
         known = {**self.types, **(types or {})}
         kept = dict.fromkeys(changes.get("inputs", self.inputs))
@@ -63,9 +63,19 @@ class Trace:
         return replace(self, ops=ops, by=by, types={n: known[n] for n in kept if n in known}, **changes)
 
     def __str__(self) -> str:
-        from jointtrace.ir.text import print_trace  # noqa: PLC0415  text imports Trace
+        from jointtrace.ir.text import print_trace  # text imports Trace
 
         return print_trace(self)
 
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self is other or self._identity() == other._identity()
+
     def __hash__(self) -> int:
         return hash((self.inputs, self.ops))
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.inputs, self.ops, hashable(self.outputs), self.grads, self.types, self.notes)
