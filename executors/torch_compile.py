@@ -1,0 +1,216 @@
+"""torch_compile: regions through Inductor.
+
+A region compiles at its first call, once for each set of input strides: the front end does not fix them, and Inductor's
+code is made for one set. Shapes, dtypes and devices are those of the region's types, and a number read at run time is a
+constant of the code, so another value compiles again. Outputs have the strides and the aliasing they have in eager.
+
+Private parts of torch (2.10 to 2.14) are touched in this file only: `make_fx`, and from `torch._inductor` the
+decomposition table, the joint-graph passes, `compile_fx_inner` and the search for a C++ compiler.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jointtrace.errors import UnsupportedError
+from jointtrace.executors.base import Compiled, gains
+from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
+from jointtrace.ir.trace import Trace
+from jointtrace.runtime.codegen import compile_trace
+
+DEVICES = ("cpu", "cuda")
+CONSTANTS = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None), type(...))
+OPS_NAMED_IN_ERRORS = 12
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+_strides = torch.Tensor.stride
+
+
+class TorchCompileExecutor:
+    """Claims tensor ops on one CPU or CUDA device and compiles regions of them with Inductor."""
+
+    name = "torch_compile"
+    fuses = True
+
+    def unavailable(self) -> str | None:
+        """Return what is missing to compile C++ code."""
+        return _missing_toolchain()
+
+    def can_run(self, op: Op, types: Mapping[str, Type]) -> bool:
+        """Pure ops over tensors and numbers."""
+        if op.target.fn is None or op.body is not None or op.tags & NEVER_FUSED:
+            return False
+        if not all(isinstance(leaf, (Var, *CONSTANTS)) for leaf in leaves((op.args, dict(op.kwargs)))):
+            return False
+        read_well = all(_is_compilable(types.get(name), number=True) for name in op.ins)
+        return read_well and all(_is_compilable(types.get(name), number=False) for name in op.outs)
+
+    def wants(self, ops: Sequence[Op]) -> bool:
+        """A group that saves something."""
+        return gains(ops)
+
+    def compile(self, region: Op) -> Compiled:
+        """Return the region as a callable that compiles when it is called; `boxed` frees inputs as they are used up."""
+        return InductorRegion(region)
+
+
+class InductorRegion:
+    """One region: a compiled function for each set of input strides seen so far."""
+
+    def __init__(self, region: Op) -> None:
+        body = region.body
+        if body is None:
+            raise ValueError(f"{region.target.name} is no region")
+        self.name = region.target.name
+        self.is_backward = region.phase is Phase.BW
+        self.body = body
+        self.variants: dict[tuple[Any, ...], Boxed] = {}
+        self.key = _layout_key if _only_strides_vary(body) else _full_key
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Run the region."""
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> tuple[Any, ...]:
+        """Run the region on `args`, which it empties."""
+        key = self.key(args)
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self._compile(key, args)
+        return variant(args)  # type: ignore[return-value]  Inductor's code returns a tuple
+
+    def _compile(self, key: tuple[Any, ...], args: list[Any]) -> Boxed:
+        from torch._dynamo.convert_frame import compile_lock
+
+        with compile_lock:
+            if key not in self.variants:  # else another thread was faster
+                try:
+                    self.variants[key] = compile_with_inductor(self.body, args, is_backward=self.is_backward)
+                except Exception as error:
+                    raise UnsupportedError(self._failure(error)) from error
+            return self.variants[key]
+
+    def _failure(self, error: Exception) -> str:
+        ops = self.body.ops
+        named = [op.target.name + (f" ({op.source})" if op.source else "") for op in ops[:OPS_NAMED_IN_ERRORS]]
+        if len(ops) > len(named):
+            named.append(f"and {len(ops) - len(named)} more")
+        return (
+            f"Inductor failed on region {self.name} of {len(ops)} ops: {', '.join(named)}; "
+            f"{type(error).__name__}: {error}; run it with executors=('eager',) instead"
+        )
+
+
+def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool) -> Boxed:
+    """Return `body` compiled for inputs like `args`: takes one list of inputs, empties it, returns the outputs.
+
+    Numbers among `args` become constants. The steps are those of torch.compile below its partitioner: decompose to a
+    functional graph, improve it by the joint-graph passes, generate code.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._subclasses import FakeTensorMode
+
+    tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    with _plain_torch():
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake_mode:
+            fakes = [_like(args[i]) for i in tensors]
+        with tracing(TracingContext(fake_mode)):
+            graph = _functional_graph(_with_numbers(body, args, tensors), fakes)
+            graph = joint_graph_passes(graph)
+            output = graph.graph.output_node()
+            output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+            compiled = compile_fx_inner(graph, fakes, is_backward=is_backward)
+    run = getattr(compiled, "current_callable", None) or compiled  # without the wrapper that feeds torch's own metrics
+    return run if len(tensors) == len(args) else _tensors_only(run, tensors)
+
+
+def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = torch.func.functionalize(fn, remove="mutations")
+    graph = make_fx(functional, decomposition_table=select_decomp_table())(*fakes)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _with_numbers(body: Trace, args: Sequence[Any], tensors: list[int]) -> Callable[..., tuple[Any, ...]]:
+    """Return `body` as a function of its tensors alone."""
+    fn = compile_trace(body, "region", boxed=False)
+    values = list(args)
+
+    def with_numbers(*given: torch.Tensor) -> tuple[Any, ...]:
+        for i, tensor in zip(tensors, given, strict=True):
+            values[i] = tensor
+        return fn(*values)
+
+    return with_numbers
+
+
+def _tensors_only(run: Boxed, tensors: list[int]) -> Boxed:
+    def without_numbers(args: list[Any]) -> Sequence[Any]:
+        kept = [args[i] for i in tensors]
+        args.clear()
+        return run(kept)
+
+    return without_numbers
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Turn off what the user may have on where the first call happens: gradients, autocast, modes."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+        yield
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _layout_key(args: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(_strides, args))
+
+
+def _full_key(args: list[Any]) -> tuple[Any, ...]:
+    return tuple((a.shape, a.stride()) if isinstance(a, torch.Tensor) else (type(a), a) for a in args)
+
+
+def _only_strides_vary(body: Trace) -> bool:
+    types = [body.types.get(name) for name in body.inputs]
+    return all(isinstance(t, TensorType) and all(isinstance(size, int) for size in t.shape) for t in types)
+
+
+def _is_compilable(type_: Type | None, *, number: bool) -> bool:
+    if isinstance(type_, ScalarType):
+        return number
+    if not isinstance(type_, TensorType) or type_.dtype.is_complex:  # Inductor generates no complex code
+        return False
+    return type_.device.partition(":")[0] in DEVICES
+
+
+@functools.cache
+def _missing_toolchain() -> str | None:
+    """Return what Inductor would miss to compile C++ code: a compiler, or Python's headers."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, RuntimeError, OSError):
+        return "no C++ compiler; install one (Debian and Ubuntu: apt-get install g++) or name it in the variable CXX"
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    if not headers.is_file():
+        return f"{headers} is missing; install Python's headers (Debian and Ubuntu: apt-get install python3-dev)"
+    return None

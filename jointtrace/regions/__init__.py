@@ -1,0 +1,1 @@
+"""Regions: groups of ops that an executor compiles as one."""

@@ -1,0 +1,1 @@
+"""Runtime: from a finished trace to Python functions, and their place in torch's autograd."""
