@@ -128,9 +128,9 @@ def traces(draw: st.DrawFn, max_ops: int = 12, writes: bool = True, random: bool
     """Generate a valid joint trace over aten operators that runs on the CPU.
 
     Holds what passes get wrong: several and repeated outputs, inputs and constants among outputs, one cotangent per
-    output position (read or not, early or late), dead ops, repeated expressions, results of several values used in part,
-    views, random draws (`random`), ops under the user's checkpoint, backward ops that need only forward values, and
-    writes (`writes`): by the forward to its inputs, and by either phase to values it made.
+    output position (read or not, early or late), dead ops, repeated expressions, results of several values used in
+    part, views, random draws (`random`), ops under the user's checkpoint, backward ops that need only forward values,
+    and writes (`writes`): by the forward to its inputs, and by either phase to values it made.
     """
     build = _Build(draw, _operators(writes, random))
     build.add_inputs(draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)))

@@ -68,7 +68,7 @@ def _is_view(result: Any) -> bool:
 
 
 def _is_visible(result: Any) -> bool:
-    """Whether a result is a value of a trace; an op that makes only a script object or nothing is called for its effect."""
+    """Whether a result is a value of a trace; what makes only a script object is called for its effect."""
     return not isinstance(result.type, (torch.ClassType, torch.NoneType))
 
 
