@@ -1,0 +1,232 @@
+"""The thunder front end: `thunder.jit(fn, delay_trace_split=True)`.
+
+One table of patches, each falling through to thunder's own where the compile option is absent. All work happens where
+thunder builds its gradient trace (or, where nothing needs a gradient, where it transforms for execution); every later
+stage passes our traces on as they are. Holds for lightning-thunder 0.2.6.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import thunder
+from thunder.core.compile_data import _compile_data, get_compile_data, get_compile_option
+from thunder.core.trace import TraceCtx
+from thunder.extend import Executor as ThunderExecutor
+from thunder.extend import FusionExecutor, OperatorExecutor, get_default_executors, resolve_executors
+
+from jointtrace.compat.patching import Patch, apply_patches
+from jointtrace.errors import OptionError
+from jointtrace.executors.base import Executor
+from jointtrace.executors.registry import resolve
+from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
+from jointtrace.frontends.thunder_traces import backward_trace, forward_trace, half_stage_trace, stage_trace
+from jointtrace.joint.build import build_joint
+from jointtrace.joint.rules import OPERATORS
+from jointtrace.options import Options
+from jointtrace.pipeline import Stage, run
+from jointtrace.reporting.dump import on_stage
+from jointtrace.runtime.bridge import connect
+from jointtrace.runtime.link import link
+from jointtrace.runtime.record import Record, add_record
+from jointtrace.runtime.split import Halves
+
+OPTION = "delay_trace_split"
+DETAILS = "jointtrace"
+ATTRIBUTE = "jointtrace_record"  # on our traces, and on the function behind a backward trace
+
+
+def install() -> None:
+    """Attach the front end to thunder; all of it, or on an error nothing."""
+    apply_patches(PATCHES)
+
+
+def options_of(compile_options: Mapping[str, Any]) -> Options | None:
+    """Return our options from thunder's compile options; None where the option is absent.
+
+    Raises:
+        OptionError: an unknown option or value.
+    """
+    if OPTION not in compile_options:
+        if DETAILS in compile_options:
+            raise OptionError(f"{DETAILS}={compile_options[DETAILS]!r} needs {OPTION}=True or {OPTION}=False")
+        return None
+    late = compile_options[OPTION]
+    if not isinstance(late, bool):
+        raise OptionError(f"{OPTION}={late!r}; accepted: True, False, or leave it out for thunder as it is")
+    details = compile_options.get(DETAILS, {})
+    if not isinstance(details, Mapping):
+        raise OptionError(f"{DETAILS}={details!r}; accepted: a dict of options")
+    return Options.parse(details, late_split=late)
+
+
+def _jit(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def jit(fn: Any, /, *, executors: Sequence[Any] | None = None, **options: Any) -> Any:
+        if OPTION not in options and DETAILS not in options:
+            return original(fn, executors=executors, **options)
+        ours = options_of(options)
+        resolve(ours.executors if ours else None)  # an unknown or unavailable one is an error here, not at the first call
+        given = resolve_executors(executors if executors is not None else _default_operators())
+        return original(fn, executors=(*given, OPERATORS), **options)
+
+    return jit
+
+
+def _default_operators() -> tuple[ThunderExecutor, ...]:
+    """thunder's default executors that run single operations: regions are ours, unless the user names a fuser."""
+    return tuple(ex for ex in get_default_executors() if isinstance(ex, OperatorExecutor))
+
+
+def _region_executors(options: Options, thunder_executors: Sequence[ThunderExecutor]) -> tuple[Executor, ...]:
+    asked = [ThunderFusionExecutor(ex) for ex in thunder_executors if isinstance(ex, FusionExecutor)]
+    return (*asked, *resolve(options.executors))
+
+
+def _operators(executors: Sequence[Executor], thunder_executors: Sequence[ThunderExecutor]) -> list[ThunderExecutor]:
+    """Return the thunder executors that may claim operations, with those behind our region executors."""
+    behind = [getattr(ex, "thunder_executor", None) for ex in executors]
+    return [*(ex for ex in behind if ex is not None and ex not in thunder_executors), *thunder_executors]
+
+
+def compile_computation(computation: TraceCtx, options: Options, *, gradients: bool) -> TraceCtx:
+    """Compile a thunder computation trace; return the last joint stage, carrying the record and both halves."""
+    data, stats = _compile_data.get()
+    get_compile_option(OPTION, "jointtrace: True splits the joint trace after executors claimed it, False before.")
+    get_compile_option(DETAILS, "jointtrace: a dict of further options (executors, disable).")
+    executors = _region_executors(options, data.executors_list)
+    record = Record("thunder", options, tuple(ex.name for ex in executors))
+    add_record(stats, record)
+    joint, seconds = _timed(build_joint, computation, _operators(executors, data.executors_list), gradients=gradients)
+
+    def note(stage: Stage) -> None:
+        if not record.stages:
+            stage = Stage("build_joint", stage.trace, seconds, stage.ops)
+        record.stages.append(stage)
+        on_stage(record, stage)
+        if stage.trace.inputs == joint.trace.inputs and not stage.name.endswith(("_forward", "_backward")):
+            stats.last_traces.append(stage_trace(computation, stage.name, stage.trace, joint.names))
+        elif stage.name.endswith("_backward"):
+            stats.last_backward_traces.append(half_stage_trace(stage.name, stage.trace, stage.trace.inputs))
+
+    compiled = run(joint.trace, options, executors, note)
+    record.depends, record.differentiable = compiled.depends, joint.differentiable
+    record.halves = _linked(compiled.halves, executors, record)
+    forward = forward_trace(computation, record.halves, joint.names)
+    result = stats.last_traces.pop()
+    setattr(result, ATTRIBUTE, (record, forward))
+    return result
+
+
+def _linked(halves: Halves, executors: Sequence[Executor], record: Record) -> Halves:
+    backward = halves.backward and link(halves.backward, executors, record.counters)
+    return replace(halves, forward=link(halves.forward, executors, record.counters), backward=backward)
+
+
+def _timed(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
+    start = perf_counter()
+    return fn(*args, **kwargs), perf_counter() - start
+
+
+def _grad_transform(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def grad_transform_on_trace(trace: TraceCtx, /, *args: Any, **kwargs: Any) -> TraceCtx:
+        options = _active_options()
+        if options is None:
+            return original(trace, *args, **kwargs)
+        return compile_computation(trace, options, gradients=True)
+
+    return grad_transform_on_trace
+
+
+def _active_options() -> Options | None:
+    data = get_compile_data()
+    return None if data is None else options_of(data.compile_options)
+
+
+def _keep(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def keep(trace: TraceCtx, *args: Any, **kwargs: Any) -> Any:
+        return trace if hasattr(trace, ATTRIBUTE) else original(trace, *args, **kwargs)
+
+    return keep
+
+
+def _sort_waits(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def maybe_sort_waits(trace: TraceCtx, *args: Any, **kwargs: Any) -> tuple[bool, TraceCtx]:
+        return (False, trace) if hasattr(trace, ATTRIBUTE) else original(trace, *args, **kwargs)
+
+    return maybe_sort_waits
+
+
+def _transform_for_execution(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def transform_for_execution(trace: TraceCtx, executors_list: Sequence[Any], **kwargs: Any) -> list[TraceCtx]:
+        if hasattr(trace, ATTRIBUTE):
+            return [trace]
+        options = _active_options()
+        if options is None or executors_list is not get_compile_data().executors_list:  # the prologue is python's
+            return original(trace, executors_list, **kwargs)
+        last = compile_computation(trace, options, gradients=False)
+        _compile_data.get()[1].last_traces.append(last)
+        return [getattr(last, ATTRIBUTE)[1]]
+
+    return transform_for_execution
+
+
+def _split(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def split_into_forward_and_backward(trace: TraceCtx) -> tuple[TraceCtx, TraceCtx | None]:
+        if not hasattr(trace, ATTRIBUTE):
+            return original(trace)
+        record, forward = getattr(trace, ATTRIBUTE)
+        if record.halves.backward is None:
+            return forward, None
+
+        def backward_fn(saved_for_backward: Any, cotangents: Any) -> None: ...
+
+        setattr(backward_fn, ATTRIBUTE, record)
+        return forward, backward_trace(record.halves, backward_fn)
+
+    return split_into_forward_and_backward
+
+
+def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[int, Record | None] = {}
+
+    @functools.wraps(original)
+    def connect_to_autograd(*, backward_fn: Callable[..., Any], **kwargs: Any) -> None:
+        record = backward_fn.__dict__.get(ATTRIBUTE, known)
+        if record is known:
+            record = _record_behind(backward_fn)
+            backward_fn.__dict__[ATTRIBUTE] = record
+        if record is None:
+            return original(backward_fn=backward_fn, **kwargs)
+        return connect(
+            backward_fn, kwargs["flat_args"], kwargs["flat_output"], kwargs["saved_tensors"], kwargs["saved_other"],
+            differentiable=record.differentiable, depends=record.depends,
+        )
+
+    return connect_to_autograd
+
+
+def _record_behind(backward_fn: Callable[..., Any]) -> Record | None:
+    behind = inspect.unwrap(backward_fn).__globals__.get("__function_obj")
+    return getattr(behind, ATTRIBUTE, None)
+
+
+PATCHES = (
+    Patch("thunder", "jit", _jit),
+    Patch("thunder.transforms.autodiff", "grad_transform_on_trace", _grad_transform),
+    Patch("thunder.executors.passes", "_transform_for_operator_executor_execution", _keep),
+    Patch("thunder.distributed.utils", "maybe_sort_waits", _sort_waits),
+    Patch("thunder", "transform_for_execution", _transform_for_execution),
+    Patch("thunder.transforms.autodiff", "split_into_forward_and_backward", _split),
+    Patch("thunder", "connect_to_autograd", _connect),
+)
+assert thunder

@@ -1,0 +1,178 @@
+"""Our traces as thunder traces: what thunder runs, prints and hands to the user's transforms.
+
+Holds for lightning-thunder 0.2.6. The names `C0`, `C1`, `saved_for_backward` and `cotangents` are thunder's own.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thunder.core import prims
+from thunder.core.proxies import CollectionProxy, Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, TraceProvenance, TraceTag, tracectx
+
+from jointtrace.ir.op import TensorType, Var
+from jointtrace.ir.trace import Trace
+from jointtrace.joint.symbols import ProxyTable, flat_proxies, swap_tree, to_bound_symbol
+from jointtrace.runtime.split import Halves
+
+
+class StageTrace(TraceCtx):
+    """One stage of the joint trace, converted when somebody looks at it."""
+
+    def __init__(self, computation: TraceCtx, stage: str, build: Callable[[TraceCtx], list[BoundSymbol]]) -> None:
+        self._build: Callable[[TraceCtx], list[BoundSymbol]] | None = None
+        super().__init__(computation.fn)
+        self.args, self.kwargs = computation.args, computation.kwargs
+        self._siginfo = computation._siginfo
+        self._build = build
+        self.set_provenance(TraceProvenance(f"jointtrace: {stage}"))
+
+    @property
+    def bound_symbols(self) -> list[BoundSymbol]:
+        """The symbols of this stage."""
+        if self._build is not None:
+            build, self._build = self._build, None
+            self.bound_symbols = build(self)
+        return self._bound_symbols
+
+    @bound_symbols.setter
+    def bound_symbols(self, bsyms: list[BoundSymbol]) -> None:
+        self._bound_symbols = bsyms
+        self.scopes[0] = bsyms
+
+
+def stage_trace(computation: TraceCtx, stage: str, trace: Trace, names: Mapping[str, str]) -> TraceCtx:
+    """Return a stage of the joint trace as a thunder trace; its return lists gradients, inputs and forward outputs."""
+
+    def build(target: TraceCtx) -> list[BoundSymbol]:
+        table = _table(computation, trace)
+        result = _result(computation, table, names)
+        returned = {"output": _optional(table, trace.grads), "flat_args": _inputs(computation),
+                    "fw_flat_out": result["output"]} if trace.grads else result
+        return [*_unpacked(computation, target), *_body(trace, table, target), _return(returned)]
+
+    return StageTrace(computation, stage, build)
+
+
+def half_stage_trace(stage: str, trace: Trace, names: tuple[str, ...]) -> TraceCtx:
+    """Return an intermediate stage of one half as a thunder trace that takes its inputs one by one."""
+    formal = TraceCtx(None)
+    table = ProxyTable(trace.types)
+    with tracectx(formal):
+        formal.args = tuple(table[name] for name in names)
+    formal.names = set(names)
+    formal._siginfo = _siginfo(stage, names)
+
+    def build(target: TraceCtx) -> list[BoundSymbol]:
+        return [*_unpacked(formal, target), *_body(trace, table, target), _return(_optional(table, trace.outputs))]
+
+    return StageTrace(formal, stage, build)
+
+
+def forward_trace(computation: TraceCtx, halves: Halves, names: Mapping[str, str]) -> TraceCtx:
+    """Return the forward half in the form that thunder compiles: ({output, flat_args, flat_output}, saved)."""
+    trace = halves.forward
+    target = TraceCtx(computation.fn)
+    target.args, target.kwargs, target._siginfo = computation.args, computation.kwargs, computation._siginfo
+    table = _table(computation, trace)
+    bsyms = [*_unpacked(computation, target), *_body(trace, table, target)]
+    returned = _result(computation, table, names)
+    if computation_has_gradients(halves):
+        target.tags.add(TraceTag.AUGMENTED_FORWARD)
+        returned["flat_output"] = tuple(flat_proxies(returned["output"]))
+        tensors, others = saved_proxies(halves, table)
+        target.bound_symbols = [*bsyms, _return(returned, (tuple(tensors), tuple(others)))]
+    else:
+        target.bound_symbols = [*bsyms, _return(returned)]
+    target.set_provenance(TraceProvenance("jointtrace: forward"))
+    return target
+
+
+def computation_has_gradients(halves: Halves) -> bool:
+    """Whether there is a backward half."""
+    return halves.backward is not None
+
+
+def saved_proxies(halves: Halves, table: ProxyTable) -> tuple[list[Proxy], list[Proxy]]:
+    """Return the saved values as proxies: tensors (`C0`) and others (`C1`)."""
+    tensors = [table[n] for n in halves.saved if isinstance(table.types[n], TensorType)]
+    others = [table[n] for n in halves.saved if not isinstance(table.types[n], TensorType)]
+    return tensors, others
+
+
+def backward_trace(halves: Halves, fn: Callable[..., Any]) -> TraceCtx:
+    """Return the backward half in the form that thunder compiles: fn([C0, C1], cotangents) -> gradients.
+
+    The second collection is not unpacked where nothing is in it. `fn` is what thunder calls the trace's function; it is
+    reachable from the compiled code.
+    """
+    trace = halves.backward
+    assert trace is not None
+    target = TraceCtx(fn)
+    target.tags.add(TraceTag.BACKWARD)
+    table = ProxyTable(trace.types)
+    with tracectx(target):
+        tensors, others = saved_proxies(halves, table)
+        cotangents = [None if name is None else table[name] for name in halves.cotangents]
+        c0, c1 = CollectionProxy(tensors, name="C0"), CollectionProxy(others, name="C1")
+        saved = CollectionProxy([c0, c1], name="saved_for_backward")
+        given = CollectionProxy(cotangents, name="cotangents")
+        target.args = ([c0.collection(), c1.collection()], given.collection())
+        prims.unpack_trivial(saved, name="saved_for_backward")
+        prims.unpack_trivial(given, name="cotangents")
+        unpack = [saved, given, c0] + ([c1] if others else [])
+        for collection in unpack:
+            if collection is saved and not others:
+                bsym = prims.unpack_sequence.bind(saved, 2, output=[c0, None])
+                target.bound_symbols.append(bsym)
+            elif collection.coll:
+                prims.unpack_sequence(collection, len(collection.coll))
+    body = _body(trace, table, target)
+    target.bound_symbols = [*target.bound_symbols, *body, _return(_optional(table, trace.outputs))]
+    target.set_provenance(TraceProvenance("jointtrace: backward"))
+    return target
+
+
+def _table(computation: TraceCtx, trace: Trace) -> ProxyTable:
+    known = {p.name: p for p in flat_proxies((computation.args, computation.kwargs)) if isinstance(p, Proxy)}
+    return ProxyTable(trace.types, known)
+
+
+def _inputs(computation: TraceCtx) -> list[Any]:
+    return list(flat_proxies((computation.args, computation.kwargs)))
+
+
+def _unpacked(computation: TraceCtx, target: TraceCtx) -> list[BoundSymbol]:
+    inputs = [p for p in _inputs(computation) if isinstance(p, Proxy)]
+    target.names = {p.name for p in inputs}
+    return [prims.unpack_trivial.bind(p, name=p.name, output=p) for p in inputs]
+
+
+def _body(trace: Trace, table: ProxyTable, target: TraceCtx) -> list[BoundSymbol]:
+    with tracectx(target):
+        return [to_bound_symbol(op, table) for op in trace.ops]
+
+
+def _result(computation: TraceCtx, table: ProxyTable, names: Mapping[str, str]) -> dict[str, Any]:
+    output = computation.bound_symbols[-1].args[0]["output"]
+    renamed = {p.name: table[names[p.name]] for p in flat_proxies(output) if isinstance(p, Proxy) and p.name in names}
+    known = {p.name: table[p.name] for p in flat_proxies(output) if isinstance(p, Proxy) and p.name not in names}
+    return {"output": swap_tree(output, {**known, **renamed}), "flat_args": _inputs(computation)}
+
+
+def _optional(table: ProxyTable, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(table[v.name] if isinstance(v, Var) else v for v in values)
+
+
+def _return(*values: Any) -> BoundSymbol:
+    return prims.python_return.bind(*values, output=None)
+
+
+def _siginfo(name: str, args: tuple[str, ...]) -> Any:
+    from thunder.core.codeutils import SigInfo
+
+    info = SigInfo(name)
+    info.args = [(arg, None) for arg in args]
+    return info

@@ -1,0 +1,275 @@
+"""build_joint: one joint forward-backward trace of a thunder computation trace, in one walk.
+
+Requires  a thunder trace whose return is {"output": ..., "flat_args": ...}, before executors have claimed anything.
+Ensures   a `Trace` with claimed ops only: forward first, then backward; one GET_GRAD per differentiable output
+          position; a gradient for each input that requires one and can have one; RECOMPUTE on what a checkpoint covers.
+Cost      linear in the ops of the joint trace; gradient rules run once per distinct call.
+
+Reverse-mode accumulation over a list of local backward programs, as in Griewank and Walther, Evaluating Derivatives (2008).
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag
+from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.transforms import is_constant_for_vjp
+from thunder.extend import Executor
+
+from jointtrace.errors import UnsupportedError
+from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Type, Var
+from jointtrace.ir.trace import Trace
+from jointtrace.joint.alias import Aliases
+from jointtrace.joint.expand import Get, Put, Template, call_key, expand, is_library_symbol, rule_of
+from jointtrace.joint.symbols import flat_proxies, proxy_of, source_of, type_of, where
+
+SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
+Step = Op | Get | Put
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The joint trace, the names that thunder's values now have, and which flat outputs are differentiable."""
+
+    trace: Trace
+    names: dict[str, str]
+    differentiable: tuple[bool, ...]
+
+
+def build_joint(computation: TraceCtx, executors: Sequence[Executor], *, gradients: bool = True) -> Joint:
+    """Return the joint trace of a thunder computation trace.
+
+    Args:
+        computation: thunder's trace of the user's program.
+        executors: thunder executors in order of preference; the first that can run a symbol claims it.
+        gradients: False builds the forward alone.
+
+    Raises:
+        UnsupportedError: an op without a gradient rule or an executor; names the op and the user's file and line.
+    """
+    walk = Walk(computation, executors, gradients)
+    walk.forward()
+    return walk.finish()
+
+
+class Walk:
+    """The state of one walk over a computation trace."""
+
+    def __init__(self, computation: TraceCtx, executors: Sequence[Executor], gradients: bool) -> None:
+        self.computation = computation
+        self.executors = executors
+        self.inputs = [p for p in flat_proxies((computation.args, computation.kwargs)) if isinstance(p, Proxy)]
+        self.types: dict[str, Type] = {p.name: type_of(p) for p in self.inputs}
+        self.needs: set[str] = set()  # values with a gradient
+        if gradients:
+            self.needs = {p.name for p in self.inputs if isinstance(p, TensorProxy) and p.requires_grad}
+        self.names: dict[str, str] = {}  # thunder's name -> the name of the same value here
+        self.ops: list[Op] = []
+        self.backward: list[list[Step]] = []
+        self.grads: dict[str, str] = {}
+        self.templates: dict[Any, Template] = {}
+        self.used: set[str] = {*self.types, *computation.names}
+        self.counts: dict[str, int] = {}
+        self.aliases = Aliases(self)
+
+    # forward
+
+    def forward(self) -> None:
+        """Process the computation's symbols in order, decomposing what has no gradient rule of its own."""
+        queue: deque[BoundSymbol | Callable[[], None]] = deque(self.computation.bound_symbols[:-1])
+        while queue:
+            item = queue.popleft()
+            if not isinstance(item, BoundSymbol):
+                item()
+            elif item.sym.id not in SKIPPED:
+                queue.extendleft(reversed(self.process(item)))
+
+    def process(self, bsym: BoundSymbol) -> list[Any]:
+        """Add the ops of one symbol; return what to process in its stead, where it is to be decomposed."""
+        if bsym.sym == ltorch.checkpoint:
+            return self.checkpoint(bsym)
+        if any(ProxyTag.RECOMPUTE_IN_BACKWARD in p.tags for p in bsym.flat_proxy_outs):
+            bsym = bsym.from_bsym(tags=bsym.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD})
+        if self.aliases.handles(bsym):
+            return self.aliases.process(bsym)
+        if not self.is_differentiable(bsym):
+            self.instantiate(bsym, self.template(bsym, None, True))
+            return []
+        rule, shareable = rule_of(bsym)
+        if rule is not None:
+            self.instantiate(bsym, self.template(bsym, rule, shareable))
+            return []
+        if bsym.sym.is_prim or not bsym.subsymbols:
+            if not bsym.sym.is_prim and not bsym.flat_proxy_outs:
+                return []
+            raise UnsupportedError(f"no gradient rule for {bsym.sym.name} ({where(bsym) or 'no source known'}); register "
+                                   "one with an executor (thunder.extend), or detach its operands")
+        return [sub.from_bsym(tags=sub.tags | bsym.tags) if bsym.tags else sub for sub in bsym.subsymbols]
+
+    def is_differentiable(self, bsym: BoundSymbol) -> bool:
+        """Whether a gradient flows through a symbol."""
+        if not any(self.name(p) in self.needs for p in bsym.flat_proxy_args):
+            return False
+        return not is_constant_for_vjp(bsym)
+
+    def checkpoint(self, bsym: BoundSymbol) -> list[Any]:
+        """Tag what a checkpoint covers for recomputation, except what it returns: the rest of the program keeps that."""
+        given = {p.name for p in bsym.flat_proxy_args}
+        inside = [sub.from_bsym(tags=sub.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD}) for sub in bsym.subsymbols]
+        returned = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and p.name not in given]
+        return [*inside, lambda: self.keep(returned)]
+
+    def keep(self, proxies: Sequence[TensorProxy]) -> None:
+        """Give each value a second name that is not tagged for recomputation, and use it from here on."""
+        for proxy in dict.fromkeys(proxies):
+            inner = self.name(proxy)
+            copy = self.fresh(f"{inner}_kept")
+            self.types[copy] = self.types[inner]
+            with tracectx(TraceCtx(None)):
+                bsym = prims.shallow_copy.bind(proxy, output=proxy_of(copy, self.types[copy]))
+            differentiable = inner in self.needs
+            self.instantiate(bsym, self.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
+            self.names[proxy.name] = copy
+
+    def template(self, bsym: BoundSymbol, rule: Callable[..., Any] | None, shareable: bool) -> Template:
+        """Return the expansion of a symbol, shared with every equal call."""
+        tags = frozenset({Tag.RECOMPUTE}) if BoundSymbolTag.RECOMPUTE_IN_BACKWARD in bsym.tags else frozenset()
+        if not (shareable and is_library_symbol(bsym)):
+            return expand(bsym, rule, self.executors, tags)
+        key = (call_key(bsym, self.names)[0], rule is None)
+        template = self.templates.get(key)
+        if template is None:
+            template = expand(bsym, rule, self.executors, tags)
+            if template.shareable:
+                self.templates[key] = template
+        return template
+
+    def instantiate(self, bsym: BoundSymbol, template: Template) -> None:
+        """Add a template's forward ops under the names of this call, and remember its backward."""
+        operands = call_key(bsym, self.names)[1]
+        outs = tuple(p.name for p in bsym.flat_proxy_outs)
+        names = dict(zip(template.inputs, operands, strict=False))
+        names.update((old, new) for old, new in zip(template.outputs, outs, strict=True) if old not in names)
+        source = None if not template.forward else source_of(bsym)
+        for op in template.forward:
+            self.ops.append(self.renamed(op, template, names).replace(source=source))
+        if not template.backward:
+            return
+        self.backward.append([self._renamed_step(step, template, names, source) for step in template.backward])
+        if any(isinstance(step, Put) and step.to in self.needs for step in self.backward[-1]):
+            self.needs.update(name for name in outs if self.is_float(name))
+        else:
+            self.backward.pop()
+
+    def renamed(self, op: Op, template: Template, names: dict[str, str]) -> Op:
+        """Return a template's op under new names, its values registered."""
+        for name in op.outs:
+            new = names.get(name)
+            if new is None:
+                new = names[name] = self.fresh(name)
+            self.types[new] = template.types[name]
+        return op.rename_inputs(names).rename_outputs(names)
+
+    def _renamed_step(self, step: Step, template: Template, names: dict[str, str], source: Any) -> Step:
+        if isinstance(step, Op):
+            return self.renamed(step, template, names).replace(source=source)
+        if isinstance(step, Put):
+            return Put(names.get(step.to, step.to), names.get(step.grad, step.grad))
+        grad = names[step.grad] = self.fresh(f"d_{names.get(step.of, step.of)}")
+        self.types[grad] = template.types[step.grad]
+        return Get(names.get(step.of, step.of), grad)
+
+    # backward
+
+    def finish(self) -> Joint:
+        """Accumulate the cotangents from the outputs back to the inputs and return the joint trace."""
+        outputs = flat_proxies(self.computation.bound_symbols[-1].args[0]["output"])
+        flat = tuple(Var(self.name(o)) if isinstance(o, Proxy) else o for o in outputs)
+        differentiable = tuple(isinstance(o, Var) and o.name in self.needs for o in flat)
+        for position, out in enumerate(flat):
+            if differentiable[position]:
+                self.seed(out.name, position)
+        for chunk in reversed(self.backward):
+            self.pull_back(chunk)
+        grads = tuple(
+            Var(self.grads[p.name]) if p.name in self.needs and p.name in self.grads else None for p in self.inputs
+        )
+        trace = Trace(tuple(p.name for p in self.inputs), tuple(self.ops), flat, grads, self.types, by="build_joint")
+        return Joint(trace.rebuild(trace.ops, by="build_joint"), self.names, differentiable)
+
+    def seed(self, name: str, position: int) -> None:
+        """Read the cotangent of an output position."""
+        grad = self.fresh(f"d_{name}")
+        self.types[grad] = self.types[name]
+        self.ops.append(Op(Target("get_grad"), (Var(name), position), out=Var(grad), tags=frozenset({Tag.GET_GRAD}),
+                           phase=Phase.BW))
+        self.accumulate(name, grad)
+
+    def accumulate(self, name: str, grad: str) -> None:
+        """Add `grad` to the cotangent of `name`."""
+        held = self.grads.get(name)
+        self.grads[name] = grad if held is None else self.emit(ltorch.add, held, grad, like=name)
+
+    def pull_back(self, chunk: Sequence[Step]) -> None:
+        """Add one symbol's backward, if any of its results has a cotangent."""
+        if not any(isinstance(step, Get) and step.of in self.grads for step in chunk):
+            return
+        names: dict[str, str] = {}
+        for step in chunk:
+            if isinstance(step, Op):
+                self.ops.append(step.rename_inputs(names))
+            elif isinstance(step, Get):
+                names[step.grad] = self.grads[step.of] if step.of in self.grads else self.zeros(step.of)
+            elif step.to in self.needs:
+                self.accumulate(step.to, names.get(step.grad, step.grad))
+
+    def zeros(self, name: str) -> str:
+        """Return zeros of the type of `name`: the cotangent of a result that nothing differentiable uses."""
+        kind = self.types[name]
+        assert isinstance(kind, TensorType)
+        return self.emit(lambda p: ltorch.zeros(*p._shape, device=p.device, dtype=p.dtype), name, like=name)
+
+    def emit(self, fn: Callable[..., Any], *operands: str, like: str) -> str:
+        """Add the backward ops of `fn`, a function of thunder proxies, on some values; return its result."""
+        trace = TraceCtx(None)
+        with tracectx(trace):
+            proxies = {name: proxy_of(name, self.types[name]) for name in dict.fromkeys(operands)}
+            trace.push_scope([])
+            fn(*(proxies[name] for name in operands))
+            (bsym,) = trace.pop_scope()
+        out = self.fresh(f"d_{like}")
+        template = self.template(bsym, None, True)
+        names = dict(zip(template.inputs, call_key(bsym, {})[1], strict=False))
+        names[template.outputs[0]] = out
+        for op in template.forward:
+            self.ops.append(self.renamed(op, template, names).replace(phase=Phase.BW))
+        return out
+
+    # names
+
+    def name(self, proxy: Proxy) -> str:
+        """Return the name that the value of a thunder proxy has here."""
+        return self.names.get(proxy.name, proxy.name)
+
+    def is_float(self, name: str) -> bool:
+        """Whether a value is of a dtype that can have a gradient."""
+        kind = self.types[name]
+        return isinstance(kind, TensorType) and (kind.dtype.is_floating_point or kind.dtype.is_complex)
+
+    def fresh(self, wish: str) -> str:
+        """Return an unused name like `wish`."""
+        name, count = wish, self.counts.get(wish, 0)
+        while name in self.used:
+            count += 1
+            name = f"{wish}_{count}"
+        self.counts[wish] = count
+        self.used.add(name)
+        return name
+
+

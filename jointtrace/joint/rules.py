@@ -1,0 +1,234 @@
+"""Our own gradient rules for thunder symbols: where thunder decomposes what torch has a fused backward for.
+
+They live in one operator executor, `OPERATORS`, behind the executors the user names: those claim first. Each rule saves
+what eager PyTorch saves for the same call. Formulas are those of torch's derivatives.yaml, by the torch operators that
+implement them.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import dtypes, prims
+from thunder.core.prims import get_grad, put_grad
+from thunder.core.proxies import TensorProxy
+from thunder.executors import torchex
+from thunder.extend import OperatorExecutor, get_executor, register_executor
+
+ATEN = torch.ops.aten
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+KEEP = (prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,)
+
+OPERATORS: OperatorExecutor = get_executor("jointtrace") or OperatorExecutor("jointtrace", version=1)
+register_executor(OPERATORS)
+
+
+def _like(tensor: TensorProxy, shape: Sequence[int] | None = None, dtype: Any = None) -> TensorProxy:
+    return TensorProxy(like=tensor, shape=tensor.shape if shape is None else shape, dtype=dtype, requires_grad=False)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorProxy)
+
+
+# silu, gelu
+
+silu_backward = OPERATORS.register_operator(
+    "silu_backward", meta=lambda g, a: _like(a), fn=ATEN.silu_backward.default)
+gelu_backward = OPERATORS.register_operator(
+    "gelu_backward", meta=lambda g, a, approximate: _like(a),
+    fn=lambda g, a, approximate: ATEN.gelu_backward.default(g, a, approximate=approximate))
+
+
+def _silu(a: TensorProxy, /, inplace: bool = False) -> TensorProxy:
+    out = ltorch.silu(a)
+    put_grad(a, silu_backward(get_grad(out), a))
+    return out
+
+
+def _gelu(a: TensorProxy, /, *, approximate: str = "none") -> TensorProxy:
+    out = ltorch.gelu(a, approximate=approximate)
+    put_grad(a, gelu_backward(get_grad(out), a, approximate))
+    return out
+
+
+OPERATORS.register_implementation(
+    ltorch.silu, torchex.silu, grad_transform=_silu, checker=lambda a, inplace=False: _is_tensor(a) and not inplace)
+OPERATORS.register_implementation(
+    ltorch.gelu, torchex.gelu, grad_transform=_gelu, checker=lambda a, **_: _is_tensor(a))
+
+
+# softmax
+
+softmax_backward = OPERATORS.register_operator(
+    "softmax_backward", meta=lambda g, out, dim: _like(out),
+    fn=lambda g, out, dim: ATEN._softmax_backward_data.default(g, out, dim, out.dtype))
+
+
+def _softmax(a: TensorProxy, /, dim: int, *, dtype: Any = None) -> TensorProxy:
+    out = ltorch._softmax(a, dim, dtype=dtype)
+    put_grad(a, softmax_backward(get_grad(out), out, dim))
+    return out
+
+
+OPERATORS.register_implementation(
+    ltorch._softmax, grad_transform=_softmax, execution_transform=torchex._softmax_transform,
+    checker=lambda a, dim, *, dtype=None: dtype is None and dtypes.is_float_dtype(a.dtype))
+
+
+# layer_norm
+
+def _layer_norm_forward_meta(a: TensorProxy, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    outer = (*a.shape[: a.ndim - len(shape)], *(1 for _ in shape))
+    statistics = dtypes.float32 if a.dtype in (dtypes.bfloat16, dtypes.float16) else a.dtype
+    return _like(a), _like(a, outer, statistics), _like(a, outer, statistics)
+
+
+def _layer_norm_backward_meta(g: Any, a: TensorProxy, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    return _like(a), None if weight is None else _like(weight), None if bias is None else _like(bias)
+
+
+def _layer_norm_backward_impl(g: Any, a: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    mask = [True, weight is not None, bias is not None]
+    return ATEN.native_layer_norm_backward.default(g.contiguous(), a, shape, mean, rstd, weight, bias, mask)
+
+
+layer_norm_forward = OPERATORS.register_operator(
+    "layer_norm_forward", meta=_layer_norm_forward_meta, fn=ATEN.native_layer_norm.default)
+layer_norm_backward = OPERATORS.register_operator(
+    "layer_norm_backward", meta=_layer_norm_backward_meta, fn=_layer_norm_backward_impl)
+
+
+def _layer_norm(
+    a: TensorProxy, /, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> TensorProxy:
+    out, mean, rstd = layer_norm_forward(a, tuple(normalized_shape), weight, bias, eps)
+    grads = layer_norm_backward(get_grad(out), a, tuple(normalized_shape), mean, rstd, weight, bias)
+    for operand, grad in zip((a, weight, bias), grads, strict=True):
+        if operand is not None:
+            put_grad(operand, grad)
+    return out
+
+
+def _layer_norm_checker(a: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> bool:
+    return all(operand is None or operand.dtype == a.dtype for operand in (weight, bias))
+
+
+OPERATORS.register_implementation(
+    ltorch.layer_norm, torchex.layer_norm, grad_transform=_layer_norm, checker=_layer_norm_checker)
+
+
+# nll_loss (and cross_entropy, which thunder makes of it)
+
+def _nll_forward_meta(a: TensorProxy, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    batch = target.shape if reduction == REDUCTIONS["none"] else ()
+    return _like(a, batch), _like(a, ())
+
+
+nll_forward = OPERATORS.register_operator(
+    "nll_loss_forward", meta=_nll_forward_meta, fn=ATEN.nll_loss_forward.default)
+nll_backward = OPERATORS.register_operator(
+    "nll_loss_backward", meta=lambda g, a, *rest: _like(a), fn=ATEN.nll_loss_backward.default)
+
+
+def _nll_loss(
+    a: TensorProxy, /, target: TensorProxy, weight: Any = None, ignore_index: int | None = None, reduction: str = "mean"
+) -> TensorProxy:
+    ignored = -1 if ignore_index is None else ignore_index
+    loss, total = nll_forward(a, target, weight, REDUCTIONS[reduction], ignored)
+    put_grad(a, nll_backward(get_grad(loss), a, target, weight, REDUCTIONS[reduction], ignored, total))
+    return loss
+
+
+def _nll_checker(a: Any, target: Any, weight: Any = None, ignore_index: Any = None, reduction: Any = "mean") -> bool:
+    matrix = a.ndim in (1, 2) and target.ndim == a.ndim - 1 and a.numel > 0
+    return matrix and reduction in REDUCTIONS and (weight is None or not weight.requires_grad)
+
+
+OPERATORS.register_implementation(
+    ltorch.nll_loss, grad_transform=_nll_loss, execution_transform=torchex._nll_loss_transform, checker=_nll_checker)
+
+
+# scaled_dot_product_attention on CPU: torch's fused kernel, which thunder's sdpa executor leaves to CUDA
+
+def _attention_forward_meta(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any) -> Any:
+    statistics = dtypes.float32 if q.dtype in (dtypes.bfloat16, dtypes.float16) else q.dtype
+    return _like(q), _like(q, q.shape[:3], statistics)
+
+
+def _attention_forward(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any) -> Any:
+    return ATEN._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
+
+
+def _attention_backward(
+    g: Any, q: Any, k: Any, v: Any, out: Any, statistics: Any, mask: Any, is_causal: bool, scale: Any
+) -> Any:
+    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        g, q, k, v, out, statistics, 0.0, is_causal, attn_mask=mask, scale=scale)
+
+
+attention_forward = OPERATORS.register_operator(
+    "cpu_attention", meta=_attention_forward_meta, fn=_attention_forward, tags=KEEP)
+attention_backward = OPERATORS.register_operator(
+    "cpu_attention_backward", meta=lambda g, q, k, v, *rest: (_like(q), _like(k), _like(v)), fn=_attention_backward,
+    tags=KEEP)
+
+
+def _attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None,
+) -> TensorProxy:
+    mask = attn_mask
+    if mask is not None and dtypes.is_boolean_dtype(mask.dtype):
+        zero = ltorch.zeros((), device=query.device, dtype=query.dtype)
+        mask = ltorch.where(mask, zero, -math.inf)
+    out, statistics = attention_forward(query, key, value, mask, is_causal, scale)
+    grads = attention_backward(get_grad(out), query, key, value, out, statistics, mask, is_causal, scale)
+    for operand, grad in zip((query, key, value), grads, strict=True):
+        put_grad(operand, grad)
+    return out
+
+
+def _attention_checker(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None,
+) -> bool:
+    operands = (query, key, value)
+    if dropout_p != 0.0 or any(t.device.type != "cpu" or t.ndim != 4 or 0 in t.shape for t in operands):
+        return False
+    same = query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[1] == key.shape[1] == value.shape[1]
+    if not same or len({t.dtype for t in operands}) != 1:
+        return False
+    if attn_mask is None:
+        return True
+    fits = dtypes.is_boolean_dtype(attn_mask.dtype) or attn_mask.dtype == query.dtype
+    return fits and attn_mask.ndim in (2, 4) and not attn_mask.requires_grad and not is_causal
+
+
+OPERATORS.register_implementation(
+    ltorch.scaled_dot_product_attention, torchex.scaled_dot_product_attention, grad_transform=_attention,
+    checker=_attention_checker)
+
+
+def _grouped_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:
+    """thunder's attention with `enable_gqa`, which thunder 0.2.6 does not know: heads of key and value repeat."""
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        key, value = (_repeat_heads(t, query.shape[-3] // t.shape[-3]) for t in (key, value))
+    return ltorch.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+
+
+def _repeat_heads(tensor: Any, times: int) -> Any:
+    shape = tensor.shape
+    grouped = ltorch.unsqueeze(tensor, -3)
+    repeated = ltorch.expand(grouped, (*shape[:-2], times, *shape[-2:]))
+    return ltorch.reshape(repeated, (*shape[:-3], shape[-3] * times, *shape[-2:]))
+
+
+OPERATORS._lookasides[torch.nn.functional.scaled_dot_product_attention] = _grouped_attention

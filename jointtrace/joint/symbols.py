@@ -1,0 +1,224 @@
+"""thunder's proxies, bound symbols and traces to our values, ops and traces, and back.
+
+Holds for lightning-thunder 0.2.6. Facts about an op are derived from thunder's OpTags, over all its subsymbols.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import (
+    CollectionProxy,
+    ComplexProxy,
+    FloatProxy,
+    FutureTensorProxy,
+    IntegerProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+)
+from thunder.core.pytree import tree_flatten_with_dataclass, tree_map
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
+from thunder.core.trace import TraceCtx, tracectx
+from thunder.distributed.prims import PrimIDs as DistributedIDs
+from thunder.extend import TemporaryExecutor
+
+from jointtrace.errors import UnsupportedError
+from jointtrace.ir.op import ObjectType, Op, Phase, ScalarType, Source, Tag, Target, TensorType, Type, Var, map_leaves
+from jointtrace.ir.trace import Trace
+
+NUMBER_PROXIES = {"int": IntegerProxy, "bool": IntegerProxy, "float": FloatProxy, "complex": ComplexProxy}
+COMPUTE_BOUND = frozenset({prims.OpTags.MATMUL_OP, prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,
+                           prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD})
+OWN_EXECUTORS = frozenset({"torch", "python", "jointtrace"})  # what these run is torch code that we may trace
+
+
+def type_of(proxy: Proxy) -> Type:
+    """Return the type of the value that `proxy` stands for."""
+    if isinstance(proxy, (TensorProxy, FutureTensorProxy)):
+        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy._shape)
+        return TensorType(shape, dtypes.to_torch_dtype(proxy.dtype), str(devices.to_torch_device(proxy.device)))
+    if isinstance(proxy, NumberProxy):
+        return ScalarType(proxy.python_type.__name__)
+    return ObjectType(type(proxy).__name__)
+
+
+def proxy_of(name: str, kind: Type) -> Proxy:
+    """Return a new proxy called `name`, registered in the current thunder trace."""
+    if isinstance(kind, TensorType):
+        return TensorProxy(name, shape=tuple(int(s) for s in kind.shape), device=devices.to_device(kind.device),
+                           dtype=dtypes.to_dtype(kind.dtype), requires_grad=False)
+    if isinstance(kind, ScalarType):
+        return NUMBER_PROXIES[kind.kind](name, value=None)
+    return CollectionProxy([], name=name)
+
+
+def to_vars(tree: Any) -> Any:
+    """Return an argument tree with `Var` for every proxy."""
+    return map_leaves(lambda leaf: Var(leaf.name) if isinstance(leaf, Proxy) else leaf, tree)
+
+
+def out_vars(tree: Any) -> Any:
+    """Return an output tree with `Var` for every proxy and None for anything else."""
+    return map_leaves(lambda leaf: Var(leaf.name) if isinstance(leaf, Proxy) else None, tree)
+
+
+def where(bsym: BoundSymbol) -> str:
+    """Return "file:line" of the user's code that a bound symbol comes from, or an empty string."""
+    position = bsym.source_positions
+    if bsym.source_filename is None or position is None or position.lineno is None:
+        return ""
+    return f"{bsym.source_filename}:{position.lineno}"
+
+
+def source_of(bsym: BoundSymbol) -> Source | None:
+    """Return the source of a bound symbol; the file without its folder, so that dumps are the same everywhere."""
+    position = bsym.source_positions
+    if bsym.source_filename is None or position is None or position.lineno is None:
+        return None
+    return Source(os.path.basename(bsym.source_filename), position.lineno)
+
+
+def callable_of(bsym: BoundSymbol) -> Callable[..., Any]:
+    """Return the Python callable that runs a claimed bound symbol."""
+    symbol = bsym.sym
+    if bsym._call_ctx is not None and symbol.name in bsym._call_ctx:
+        return bsym._call_ctx[symbol.name]
+    if symbol.python_impl is not None:
+        return symbol.python_impl
+    fn = getattr(symbol.module, symbol.name, None) if symbol.module is not None else None
+    if fn is None or isinstance(fn, Symbol):
+        raise UnsupportedError(f"no executor runs {symbol.name} ({where(bsym) or 'no source known'}); add an executor "
+                               "that implements it to thunder.jit(executors=...)")
+    return fn
+
+
+def target_name(bsym: BoundSymbol) -> str:
+    """Return the printed name of a claimed symbol, such as `torch.mul` or `torch.nn.functional.linear`."""
+    symbol = bsym.sym
+    if isinstance(symbol.executor, TemporaryExecutor):
+        return f"opaque.{symbol.name.rsplit('_', 2)[0]}"  # thunder appends an id, which differs from run to run
+    module = symbol._module
+    if module is not None and symbol.python_impl is None:
+        return f"{getattr(module, '__qualname__', None) or module.__name__}.{symbol.name}"
+    owner = symbol.executor.name if symbol.executor is not None else "prims"
+    return f"{owner}.{symbol.name}"
+
+
+def _symbols(bsym: BoundSymbol) -> Iterable[Symbol]:
+    yield bsym.sym
+    for sub in bsym.subsymbols:
+        yield from _symbols(sub)
+
+
+def _leaf_symbols(bsym: BoundSymbol) -> Iterable[Symbol]:
+    if not bsym.subsymbols:
+        yield bsym.sym
+    for sub in bsym.subsymbols:
+        yield from _leaf_symbols(sub)
+
+
+def is_view(bsym: BoundSymbol) -> bool:
+    """Whether all that a symbol does is to look at a tensor in another shape."""
+    leaves = [s for s in _leaf_symbols(bsym)]
+    return all(s.tags and prims.OpTags.SHAPE_OP in s.tags and s.id is not prims.PrimIDs.STRIDE_ORDER for s in leaves)
+
+
+def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
+    """Return what thunder knows of a symbol before executors claim it, as our tags."""
+    symbols = list(_symbols(bsym))
+    known = {tag for symbol in symbols for tag in symbol.tags or ()}
+    tags = set()
+    if prims.OpTags.RANDOM_OP in known:
+        tags.add(Tag.RANDOM)
+    if known & COMPUTE_BOUND:
+        tags.add(Tag.COMPUTE_BOUND)
+    if BoundSymbolTag.RECOMPUTE_IN_BACKWARD in bsym.tags:
+        tags.add(Tag.RECOMPUTE)
+    if any(symbol.id in (prims.PrimIDs.COPY_, prims.PrimIDs.UPDATE_ALIASES) for symbol in symbols):
+        tags.add(Tag.MUTATES)
+    elif known & {prims.OpTags.DONT_DCE, prims.OpTags.IN_PLACE}:
+        tags.add(Tag.OPAQUE)
+    if any(isinstance(symbol.id, DistributedIDs) for symbol in symbols):
+        tags.add(Tag.COLLECTIVE)
+        if any(symbol.id is DistributedIDs.WAIT for symbol in symbols):
+            tags.add(Tag.WAIT)
+    if is_view(bsym) and not tags & {Tag.MUTATES, Tag.OPAQUE}:
+        tags.add(Tag.VIEW)
+    return frozenset(tags)
+
+
+def written(bsym: BoundSymbol) -> tuple[str, ...]:
+    """Return the names of the values that a claimed symbol writes to."""
+    if bsym.sym.name == "copy_":
+        return (bsym.args[1].name,)
+    if bsym.sym.name == "update_aliases":
+        return tuple(p.name for p in bsym.flat_proxy_args)
+    return tuple(dict.fromkeys(p.name for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)))
+
+
+def to_op(bsym: BoundSymbol, tags: frozenset[Tag], source: Source | None, phase: Phase = Phase.FW) -> Op:
+    """Return a claimed bound symbol as an op; `tags` are those of the symbol it was claimed from."""
+    executor = bsym.sym.executor
+    if executor is not None and executor.name not in OWN_EXECUTORS and not isinstance(executor, TemporaryExecutor):
+        tags |= {Tag.CLAIMED, Tag.COMPUTE_BOUND}
+    if isinstance(executor, TemporaryExecutor):
+        tags |= {Tag.CLAIMED, Tag.COMPUTE_BOUND}
+    return Op(
+        Target(target_name(bsym), callable_of(bsym)), to_vars(bsym.args), to_vars(bsym.kwargs), out_vars(bsym.output),
+        tags, phase, writes=written(bsym) if Tag.MUTATES in tags else (), source=source, payload=bsym,
+    )
+
+
+def types_of(bsym: BoundSymbol) -> dict[str, Type]:
+    """Return the types of the values that a bound symbol makes."""
+    return {proxy.name: type_of(proxy) for proxy in bsym.flat_proxy_outs}
+
+
+class ProxyTable:
+    """The proxies of one thunder trace by name, made on demand from our types."""
+
+    def __init__(self, types: Mapping[str, Type], known: Mapping[str, Proxy] | None = None) -> None:
+        self.types = types
+        self.proxies: dict[str, Any] = dict(known or {})
+
+    def __getitem__(self, name: str) -> Proxy:
+        if name not in self.proxies:
+            self.proxies[name] = proxy_of(name, self.types[name])
+        return self.proxies[name]
+
+    def tree(self, tree: Any) -> Any:
+        """Return an argument tree with a proxy for every `Var`."""
+        return map_leaves(lambda leaf: self[leaf.name] if isinstance(leaf, Var) else leaf, tree)
+
+
+def to_bound_symbol(op: Op, table: ProxyTable) -> BoundSymbol:
+    """Return `op` as a bound symbol: its own payload with new arguments, or a fusion for a region."""
+    tags = {BoundSymbolTag.BACKWARD} if op.phase is Phase.BW else set()
+    args, kwargs, output = table.tree(op.args), table.tree(dict(op.kwargs)), table.tree(op.out)
+    if op.body is not None:
+        inner = ProxyTable({**table.types, **op.body.types}, table.proxies)
+        parts = [to_bound_symbol(part, inner) for part in op.body.ops]
+        symbol = Symbol(op.target.name, meta=None, is_fusion=True)
+        return BoundSymbol(symbol, args, kwargs, output, parts, tags=tags, _call_ctx={op.target.name: op.target.fn})
+    if Tag.GET_GRAD in op.tags:
+        return BoundSymbol(prims.get_grad, args[:1], {}, output, tags=tags)
+    payload: BoundSymbol = op.payload
+    return payload.from_bsym(args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags)
+
+
+def swap_tree(tree: Any, names: Mapping[str, Proxy]) -> Any:
+    """Return a thunder pytree with proxies replaced by name."""
+    return tree_map(lambda leaf: names.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, tree)
+
+
+def flat_proxies(tree: Any) -> list[Any]:
+    """Return the leaves of a thunder pytree, dataclasses opened."""
+    return tree_flatten_with_dataclass(tree)[0]
+
+
+__all__ = ["ProxyTable", "Trace", "TraceCtx", "flat_proxies", "swap_tree", "to_bound_symbol", "to_op", "torch",
+           "tracectx", "types_of"]
