@@ -4,8 +4,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+FILE_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,26 @@ class Figure:
     def passed(self) -> bool:
         """A measurement that is not a number does not pass."""
         return self.measured <= self.limit
+
+
+def console_of() -> Console:
+    """Return the console to print on; off a terminal it is wide enough for every table."""
+    return Console() if Console().is_terminal else Console(width=FILE_WIDTH)
+
+
+@contextmanager
+def cold_cache() -> Iterator[None]:
+    """Give Inductor an empty cache for as long as the context lasts, so that first calls compile."""
+    before = os.environ.get(CACHE_VARIABLE)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Inductor's workers may still write to it
+        os.environ[CACHE_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[CACHE_VARIABLE]
+            else:
+                os.environ[CACHE_VARIABLE] = before
 
 
 def machine() -> dict[str, Any]:

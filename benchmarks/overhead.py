@@ -14,8 +14,7 @@ from typing import Annotated
 
 import torch
 import typer
-from harness import RESULTS, Figure, describe, judge, machine, table_of, write_lines
-from rich.console import Console
+from harness import RESULTS, Figure, console_of, describe, judge, machine, table_of, write_lines
 from torch import Tensor, nn
 
 from jointtrace.demo import variants
@@ -91,7 +90,7 @@ def main(
 ) -> None:
     """Call overhead: forward and backward of a module that does one multiplication, in microseconds."""
     torch.set_num_threads(threads)
-    console = Console()
+    console = console_of()
     facts = machine()
     console.print(describe(facts))
     missing = variants.compiler_missing()

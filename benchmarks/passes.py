@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 
 import torch
 import typer
-from harness import RESULTS, Figure, describe, judge, machine, table_of, write_lines
-from rich.console import Console
+from harness import RESULTS, Figure, console_of, describe, judge, machine, table_of, write_lines
 
 import jointtrace
 from jointtrace.demo import variants
@@ -93,7 +92,7 @@ def main(
     json: Annotated[Path, typer.Option(help="File that gets one JSON line per depth.")] = RESULTS / "passes.jsonl",
 ) -> None:
     """Time of our passes, from the joint build to the split, per layer of the reference Llama at several depths."""
-    console = Console()
+    console = console_of()
     facts = machine()
     console.print(describe(facts))
     measured = []

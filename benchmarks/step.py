@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 from floor import products_of, replay_of
-from harness import RESULTS, Figure, describe, judge, machine, table_of, write_lines
+from harness import RESULTS, Figure, cold_cache, console_of, describe, judge, machine, table_of, write_lines
 from models import Workload, build
 from rich.console import Console
 
@@ -163,7 +163,7 @@ def main(
     """Time and memory of one training step (forward and backward), ours beside eager, torch.compile and thunder."""
     if threads:
         torch.set_num_threads(threads)
-    console = Console()
+    console = console_of()
     missing = variants.compiler_missing()
     if missing:
         console.print(f"Without {' and '.join(NEEDS_COMPILER)}: {missing}")
@@ -175,7 +175,8 @@ def main(
     title = f"{model}, {layers} layers, {dtype}"
     console.print(f"{title}; {describe(facts)}")
     workload = build(model, layers, getattr(torch, dtype))
-    results = measure(workload, names, rounds, console)
+    with cold_cache():
+        results = measure(workload, names, rounds, console)
     over = {reference: ratios(results, reference) for reference in (variants.TORCH_COMPILE, variants.EAGER, FLOOR)}
     setting = {"model": model, "layers": layers, "dtype": dtype}
     records = [{**setting, **record_of(result, over)} for result in results]

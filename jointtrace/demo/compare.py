@@ -142,7 +142,7 @@ def regions_of(one: Trained) -> str:
 
 def verdict(rows: list[Row], console: Console) -> int:
     """Say which loss curves leave eager's and return 1 where there is one."""
-    apart = [row for row in rows if not row.worst_difference <= LOSS_TOLERANCE]
+    apart = [row for row in rows if row.worst_difference > LOSS_TOLERANCE]
     for row in apart:
         console.print(f"FAILED: the losses of {row.variant} differ from eager's by {row.worst_difference:.1e} relative")
     if not apart:

@@ -1,6 +1,7 @@
 """Measuring: interleaved timing with paired ratios, and exact memory of one training step."""
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 MIB = 2**20
 FORWARD_DONE = "jointtrace.forward_done"
+SILENT = "6"
+"""Above the highest level of torch's profiler, which otherwise writes lines of its own to the terminal."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def paired_ratio(sample: Sequence[float], reference: Sequence[float]) -> Quartil
 
 def memory(step: Step) -> Memory:
     """Run `step` and account for every allocation and free of torch's CPU allocator; it must be compiled already."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     step.clear()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss = step.loss()

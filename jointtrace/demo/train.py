@@ -1,6 +1,7 @@
 """Train one variant of the model and keep what it did."""
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ class Trained:
     first_call_s: float
 
     def worst_difference(self, reference: Sequence[float]) -> float:
-        """Return the largest relative difference of the losses from those of `reference`, step by step."""
+        """Return the largest relative difference of the losses from those of `reference`; infinite for a NaN."""
         pairs = zip(self.losses, reference, strict=True)
-        return max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
+        differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in pairs]
+        return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def train(
