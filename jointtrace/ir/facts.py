@@ -1,7 +1,7 @@
 """Facts derived from a trace: who makes and reads each value, what shares memory, how many bytes are alive when.
 
-Pure functions, each one walk over the trace; a pass asks once and keeps the answer. The position of an op is its index in
-`trace.ops`; what the caller gets (outputs and grads) is read at position `len(trace.ops)`.
+Pure functions, each one walk over the trace; a pass asks once and keeps the answer. The position of an op is its
+index in `trace.ops`; what the caller gets (outputs and grads) is read at position `len(trace.ops)`.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def uses(trace: Trace) -> dict[str, list[int]]:
 
 
 def last_use(trace: Trace) -> dict[str, int]:
-    """Return for every value the last position that reads it; the position that makes it where none does (-1: an input)."""
+    """Return for every value the last position that reads it, or else the one that makes it (-1: an input)."""
     found = dict.fromkeys(trace.inputs, -1)
     for position, op in enumerate(trace.ops):
         found.update(dict.fromkeys((*op.ins, *op.outs), position))
@@ -76,9 +76,9 @@ def nbytes(type_: Type) -> int:
 def storage(trace: Trace) -> dict[str, str]:
     """Return for every value the name of the first value that shares its memory.
 
-    A view shares with the first tensor it is given, a result of a wait with what was waited for, the results of an op that
-    writes with what it writes to: in order, or all with the first where their numbers differ. What a region or an opaque
-    op returns counts as new.
+    A view shares with the first tensor it is given, a result of a wait with what was waited for, the results of an
+    op that writes with what it writes to: in order, or all with the first where their numbers differ. What a region or
+    an opaque op returns counts as new.
     """
     owner = {name: name for name in trace.inputs}
     for op in trace.ops:
@@ -96,8 +96,8 @@ def mutated(trace: Trace) -> frozenset[str]:
 def live_bytes(trace: Trace) -> list[int]:
     """Return for every position the bytes alive after that op has run and what nothing reads any more is freed.
 
-    Counts memory, not values: views are free, and keep what they view alive. Inputs belong to the caller and do not count;
-    outputs and grads stay alive to the end. What a region needs inside itself does not count.
+    Counts memory, not values: views are free, and keep what they view alive. Inputs belong to the caller and do not
+    count; outputs and grads stay alive to the end. What a region needs inside itself does not count.
     """
     change, _ = _allocations(trace)
     return list(accumulate(change))

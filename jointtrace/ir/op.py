@@ -102,11 +102,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """Where in the user's program an op comes from."""
+    """Where in the user's program an op comes from; `path` is the whole path of `file`, outside equality and print."""
 
     file: str
     line: int
     module: str = ""
+    path: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" ({self.module})" if self.module else "")

@@ -27,7 +27,7 @@ from jointtrace.ir.op import (
 from jointtrace.ir.trace import Trace
 
 _TOKEN = re.compile(
-    r"""(?P<skip>[ \t\r]+|(?m:^[ \t]*\#[^\n]*))"""
+    r"""(?P<skip>(?m:^[ \t]*\#[^\n]*)|[ \t\r]+)"""
     r"""|(?P<newline>\n)"""
     r"""|(?P<string>b?(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))"""
     rf"""|(?P<word>{WORD.pattern})"""
@@ -287,11 +287,13 @@ class _Parser:
         return f"{name}:{self.integer()}" if plain and self.accept(":") else name
 
     def size(self) -> Size:
-        if self.token.kind == "word" and _INTEGER.fullmatch(self.token.text):
-            return self.integer()
+        token = self.token
         name = self.name("a size")
-        self.expect("=")
-        return Symbol(name, self.integer())
+        if self.accept("="):
+            return Symbol(name, self.integer())
+        if token.kind == "word" and _INTEGER.fullmatch(name):
+            return int(name)
+        raise self.error("`=` and the size seen")
 
     def tree(self, value: Callable[[], Var] | None = None) -> Any:
         """Read an argument tree; `value` reads its values."""

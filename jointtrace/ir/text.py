@@ -9,12 +9,12 @@
       return (%a) grads (%gx, None)
     }
 
-`%name` is a value. Its type stands where it is made: dtype and shape, then strides where they are known (`f32[2, 3][3, 1]`)
-and the device where it is not the CPU (`f32[2, 3] cuda:0`). A size the trace does not fix is `s0=4`: its name, and the size
-seen. After `#` come an op's tags, the values it writes to and the user's line. `with trace (...) {...}` after a call is
-the body of a region. An object that has no literal form stands as `$0<Tensor>`, the first entry of `constants(trace)`. A
-line that starts with `#` is a comment. The text depends on the trace alone: no ids, no times, no paths but the ones in
-`Source`.
+`%name` is a value. Its type stands where it is made: dtype and shape, then strides where they are known
+(`f32[2, 3][3, 1]`) and the device where it is not the CPU (`f32[2, 3] cuda:0`). A size the trace does not fix is
+`s0=4`: its name, and the size seen. After `#` come an op's tags, the values it writes to and the user's line.
+`with trace (...) {...}` after a call is the body of a region. An object that has no literal form stands as
+`$0<Tensor>`, the first entry of `constants(trace)`. A line that starts with `#` is a comment. The text depends on the
+trace alone: no ids, no times, no paths but the ones in `Source`.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def constants(trace: Trace) -> dict[str, Any]:
 def canonical(trace: Trace) -> str:
     """Return text that is equal for traces of one structure: values renamed in order, no source, author or size hints.
 
-    Objects without a literal form stand as `$0<Tensor>`: before taking equal texts for equal programs, compare `constants`.
+    Objects without a literal form stand as `$0<Tensor>`: programs are equal where their `constants` are equal too.
     """
     return _Printer(canonical=True).trace(trace, "")
 

@@ -109,8 +109,7 @@ def _check_writes(trace: Trace, where: str) -> None:
     for position, op in enumerate(trace.ops):
         at = _at(op, position, where)
         if bool(op.writes) != (Tag.MUTATES in op.tags):
-            problem = "writes to a value without the tag `mutates`" if op.writes else "tagged `mutates`, but writes nothing"
-            raise _fault(at, problem)
+            raise _fault(at, "writes without the tag `mutates`" if op.writes else "tag `mutates`, but no writes")
         for name in op.ins if Tag.GET_GRAD not in op.tags else ():
             if made_at[name] != version[owner[name]]:
                 raise _fault(at, f"reads %{name} after {writer[owner[name]]} has overwritten it")
