@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jointtrace.errors import UnsupportedError
 from jointtrace.executors.base import Compiled, gains
+
+from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import NEVER_FUSED, Op, Type, Var, leaves
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _with_our_names(op: Op) -> BoundSymbol:
 
 def _in_our_order(fused: BoundSymbol, inputs: Sequence[str], outputs: Sequence[str]) -> Compiled:
     """Return the callable behind `fused`: thunder may leave out inputs that it does not need."""
-    call: Callable[..., Any] = fused._call_ctx[fused.sym.name]
+    context: Mapping[str, Callable[..., Any]] = fused._call_ctx or {}
+    call = context[fused.sym.name]
     taken = [inputs.index(proxy.name) for proxy in fused.args]
     made = [proxy.name for proxy in fused.flat_outs]
     given = [made.index(name) for name in outputs]

@@ -15,12 +15,14 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
+from jointtrace.executors.base import Compiled, gains
 
 from jointtrace.errors import UnsupportedError
-from jointtrace.executors.base import Compiled, gains
 from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
+from jointtrace.ir.text import canonical
 from jointtrace.ir.trace import Trace
 from jointtrace.runtime.codegen import compile_trace
 
@@ -56,20 +58,24 @@ class TorchCompileExecutor:
         return gains(ops)
 
     def compile(self, region: Op) -> Compiled:
-        """Return the region as a callable that compiles when it is called; `boxed` frees inputs as they are used up."""
-        return InductorRegion(region)
+        """Return the region as a callable that compiles when it is called; regions of one structure share one."""
+        body = region.body
+        if body is None:
+            raise ValueError(f"{region.target.name} is no region")
+        key = (canonical(body), *(op.target.fn for op in body.ops))
+        shared = _regions.get(key)
+        if shared is None:
+            shared = _regions[key] = InductorRegion(region.target.name, body, is_backward=region.phase is Phase.BW)
+        return shared
 
 
 class InductorRegion:
     """One region: a compiled function for each set of input strides seen so far."""
 
-    def __init__(self, region: Op) -> None:
-        body = region.body
-        if body is None:
-            raise ValueError(f"{region.target.name} is no region")
-        self.name = region.target.name
-        self.is_backward = region.phase is Phase.BW
+    def __init__(self, name: str, body: Trace, *, is_backward: bool) -> None:
+        self.name = name
         self.body = body
+        self.is_backward = is_backward
         self.variants: dict[tuple[Any, ...], Boxed] = {}
         self.key = _layout_key if _only_strides_vary(body) else _full_key
 
@@ -107,6 +113,9 @@ class InductorRegion:
         )
 
 
+_regions: WeakValueDictionary[tuple[Any, ...], InductorRegion] = WeakValueDictionary()
+
+
 def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool) -> Boxed:
     """Return `body` compiled for inputs like `args`: takes one list of inputs, empties it, returns the outputs.
 
@@ -120,14 +129,13 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
 
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     with _plain_torch():
-        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # constants that torch makes itself
         with fake_mode:
             fakes = [_like(args[i]) for i in tensors]
         with tracing(TracingContext(fake_mode)):
             graph = _functional_graph(_with_numbers(body, args, tensors), fakes)
             graph = joint_graph_passes(graph)
-            output = graph.graph.output_node()
-            output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+            graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(body.outputs)))
             compiled = compile_fx_inner(graph, fakes, is_backward=is_backward)
     run = getattr(compiled, "current_callable", None) or compiled  # without the wrapper that feeds torch's own metrics
     return run if len(tensors) == len(args) else _tensors_only(run, tensors)

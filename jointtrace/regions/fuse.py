@@ -13,12 +13,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from jointtrace.ir.facts import uses
 from jointtrace.ir.op import NEVER_FUSED, Op, Tag, Target, TensorType, Type, Var
 from jointtrace.ir.trace import Trace
+from jointtrace.passes._storage import storages
 
 if TYPE_CHECKING:
     from jointtrace.executors.base import Executor
 
+ORDERED = frozenset({Tag.RANDOM, Tag.MUTATES})
 BARRIERS = frozenset({Tag.COLLECTIVE, Tag.WAIT, Tag.OPAQUE})
 INHERITED = frozenset({Tag.RANDOM, Tag.COMPUTE_BOUND, Tag.RECOMPUTE})  # true of a region where true of one of its ops
 
@@ -27,13 +30,13 @@ Claim = tuple["Executor", str]  # and the device
 
 def fuse(trace: Trace, executors: Sequence[Executor]) -> Trace:
     """Return `trace` with each group of ops that one executor claims, and wants as a group, as one op with a body."""
-    readers = _readers(trace)
+    readers, storage = uses(trace), storages(trace)
     serial: Counter[str] = Counter()
     ops: list[Op] = []
     for start, end in ((0, trace.boundary), (trace.boundary, len(trace.ops))):
         half = trace.ops[start:end]
         claims = [_claim(op, trace.types, executors) for op in half]
-        depends = _dependencies(half)
+        depends = _dependencies(half, storage)
         for members, executor in _units(half, claims, depends):
             if executor is None:
                 ops += [half[i] for i in members]
@@ -59,33 +62,27 @@ def _claim(op: Op, types: Mapping[str, Type], executors: Sequence[Executor]) -> 
     return (executor, devices.pop()) if executor is not None and executor.fuses else None
 
 
-def _dependencies(ops: Sequence[Op]) -> list[set[int]]:
-    """Return for each op the ops that must run before it: those it reads from, and those whose effects it must follow.
-
-    Writes concern whatever shares memory with the value written to: views count as what they view.
-    """
+def _dependencies(ops: Sequence[Op], storage: Mapping[str, str]) -> list[set[int]]:
+    """Return for each op the ops that must run before it: those it reads from, and those whose effects it must follow."""
     made: dict[str, int] = {}
-    memory: dict[str, frozenset[str]] = {}
     written: dict[str, int] = {}
-    touched: defaultdict[str, list[int]] = defaultdict(list)
+    touched: defaultdict[str, list[int]] = defaultdict(list)  # by what storage, since it was last written to
     last: dict[Tag, int] = {}
     depends: list[set[int]] = []
     for position, op in enumerate(ops):
         before = {made[name] for name in op.ins if name in made}
-        for tag in op.tags & {Tag.RANDOM, Tag.MUTATES}:
-            before.update([last[tag]] if tag in last else [])
+        for tag in op.tags & ORDERED:
+            before.update({last[tag]} if tag in last else ())
             last[tag] = position
-        shared = frozenset().union(*(memory.get(name, {name}) for name in op.ins))
-        before.update(written[root] for root in shared if root in written)
-        for root in frozenset().union(*(memory.get(name, {name}) for name in op.writes)):
+        roots = {storage[name] for name in op.ins}
+        before.update(written[root] for root in roots if root in written)
+        for root in {storage[name] for name in op.writes}:
             before.update(touched.pop(root, ()))
             written[root] = position
-        for root in shared:
+        for root in roots:
             touched[root].append(position)
-        for name in op.outs:
-            made[name] = position
-            memory[name] = shared | {name} if op.tags & {Tag.VIEW, Tag.MUTATES} else frozenset({name})
-        depends.append(before - {position})
+        made.update(dict.fromkeys(op.outs, position))
+        depends.append(before)
     return depends
 
 
@@ -148,17 +145,6 @@ def _in_order(unit_of: list[int], depends: list[set[int]]) -> Iterator[int]:
             missing[follower] -= 1
             if not missing[follower]:
                 heapq.heappush(ready, follower)
-
-
-def _readers(trace: Trace) -> dict[str, list[int]]:
-    """Return the positions that read each value; the trace's results count as read at its end."""
-    readers: defaultdict[str, list[int]] = defaultdict(list)
-    for position, op in enumerate(trace.ops):
-        for name in op.ins:
-            readers[name].append(position)
-    for name in (*trace.output_names, *trace.grad_names):
-        readers[name].append(len(trace.ops))
-    return readers
 
 
 def _region(ops: list[Op], positions: set[int], readers: Mapping[str, list[int]], trace: Trace) -> Op:

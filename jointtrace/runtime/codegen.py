@@ -62,7 +62,7 @@ class _Writer:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.namespace: dict[str, Any] = {}
-        self.taken = {"args", "torch", REGION_ARGS}
+        self.taken = {"args", "slice", "torch", REGION_ARGS}
         self.values: dict[str, str] = {}
         self.constants: dict[int, str] = {}
         for made in itertools.chain(trace.inputs, *(op.outs for op in trace.ops)):
