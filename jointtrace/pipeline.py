@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from jointtrace.errors import VerifyError
 from jointtrace.executors.base import Executor
 from jointtrace.ir.op import Op, Tag
 from jointtrace.ir.trace import Trace
@@ -82,7 +81,7 @@ def run(
     so only views are computed again. `on_stage` gets each stage as soon as it exists, a broken one too.
 
     Raises:
-        VerifyError: a pass made a trace that breaks an invariant; the message starts with the name of the stage.
+        VerifyError: a pass made a trace that breaks an invariant; the message starts with its name.
         UnsupportedError: the program cannot be compiled.
     """
     recorder = _Recorder(on_stage)
@@ -121,9 +120,9 @@ def _cheap(trace: Trace, executors: Executors) -> Callable[[Op], bool]:
     return cheap
 
 
-def _check_joint(trace: Trace) -> None:
+def _check_joint(trace: Trace, name: str) -> None:
     check_overwritten(trace)  # the user's fault, with their line; to `verify` it would be ours
-    verify(trace)
+    verify(trace, name)
 
 
 class _Recorder:
@@ -138,12 +137,9 @@ class _Recorder:
         self.record(name, result, perf_counter() - start)
         return result
 
-    def record(self, name: str, trace: Trace, seconds: float, check: Callable[[Trace], None] = verify) -> None:
+    def record(self, name: str, trace: Trace, seconds: float, check: Callable[[Trace, str], None] = verify) -> None:
         stage = Stage(name, trace, seconds, len(trace.ops))
         self.stages.append(stage)
         if self._on_stage is not None:
             self._on_stage(stage)
-        try:
-            check(trace)
-        except VerifyError as error:
-            raise VerifyError(f"{name}: {error}") from error
+        check(trace, name)

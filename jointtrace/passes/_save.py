@@ -62,8 +62,9 @@ def check_overwritten(trace: Trace) -> None:
     for what_then, name in reads:
         position = last_write.get(storage[name], -1)
         if position > made.get(name, len(forward)):
+            writer = _where(forward[position])
             raise UnsupportedError(
-                f"%{name} is saved for the backward, but overwritten in place: {_where(forward[position])} writes to it, "
+                f"%{name} is saved for the backward, but overwritten in place: {writer} writes to it, "
                 f"then {what_then}; write to a clone of it, or use the operation that is not in place"
             )
 

@@ -267,7 +267,7 @@ def test_a_backward_that_reads_an_overwritten_value_through_a_view_is_refused():
 
 def test_a_gradient_that_is_an_overwritten_value_is_refused():
     text = OVERWRITTEN.replace("(None, %dw)", "(%x, None)").replace("(%g, %x)", "(%g, %w)")
-    with pytest.raises(UnsupportedError, match="overwritten in place: .* it is returned as a gradient"):
+    with pytest.raises(UnsupportedError, match=r"overwritten in place: .* it is returned as a gradient"):
         recompute(parse(text), cheap=nothing)
 
 
