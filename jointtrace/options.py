@@ -26,13 +26,13 @@ class Options:
     late_split: bool = True
 
     @staticmethod
-    def parse(given: Mapping[str, Any]) -> Options:
-        """Check `given` and return the options.
+    def parse(given: Mapping[str, Any], *, late_split: bool = True) -> Options:
+        """Check what the user gave and return the options; `late_split` has an argument of its own in every front end.
 
         Raises:
             OptionError: an unknown name, or a value of the wrong kind; the message lists what is accepted.
         """
-        accepted = [f.name for f in fields(Options)]
+        accepted = [f.name for f in fields(Options) if f.name != "late_split"]
         for name in given:
             if name not in accepted:
                 raise OptionError(f"unknown option {name!r}; accepted: {', '.join(accepted)}")
@@ -41,9 +41,7 @@ class Options:
             if values.get(name) is not None:
                 values[name] = _names(name, values[name])
         _check_members("disable", values.get("disable", ()), SWITCHABLE_PASSES)
-        if not isinstance(values.get("late_split", True), bool):
-            raise OptionError(f"option late_split={values['late_split']!r}; accepted: True, False")
-        return Options(**values)
+        return Options(**values, late_split=late_split)
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:

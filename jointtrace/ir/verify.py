@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jointtrace.errors import VerifyError
-from jointtrace.ir.facts import storage
+from jointtrace.ir.facts import mutated, storage
 from jointtrace.ir.op import Op, Phase, Tag, TensorType, Type, Var, leaves
 from jointtrace.ir.text import print_type
 from jointtrace.ir.trace import Trace
@@ -111,7 +111,7 @@ def _check_writes(trace: Trace, where: str) -> None:
         if bool(op.writes) != (Tag.MUTATES in op.tags):
             raise _fault(at, "writes without the tag `mutates`" if op.writes else "tag `mutates`, but no writes")
         for name in op.ins if Tag.GET_GRAD not in op.tags else ():
-            if made_at[name] != version[owner[name]]:
+            if made_at[name] != version[owner[name]] and name not in op.writes:
                 raise _fault(at, f"reads %{name} after {writer[owner[name]]} has overwritten it")
         for name in op.writes:
             if name not in op.ins:
@@ -136,7 +136,7 @@ def _check_region(op: Op, body: Trace, trace: Trace, at: str) -> None:
     _check_same_types(_types(op.ins, trace), _types(body.inputs, body), f"{at}: its arguments and its body's inputs")
     made = _types(body.output_names, body)
     _check_same_types(_types(op.outs, trace), made, f"{at}: its results and its body's outputs")
-    written = {name for inner in body.ops for name in inner.writes}
+    written = mutated(body)
     for name, argument in zip(body.inputs, op.ins, strict=True):
         if name in written and argument not in op.writes:
             raise _fault(at, f"its body writes to %{name}, but the op does not declare to write to %{argument}")

@@ -147,8 +147,8 @@ class Aliases:
     def _backward(self, new: str, before: str, written: str, path: Sequence[Look]) -> list[Any]:
         walk = self.walk
         look = _look_through(path, walk.executors)
-        grad, part = walk.fresh(f"d_{new}"), walk.fresh(f"d_{written}")
-        walk.types[grad], walk.types[part] = walk.types[new], walk.types[written]
+        grad, part = f"cotangent of {new}", walk.fresh(f"d_{written}")
+        walk.types[part] = walk.types[written]
         steps: list[Any] = [Get(new, grad)]
         through = _own_op("view_through", look, (Var(grad),), part, frozenset()).replace(phase=Phase.BW)
         steps += [through, Put(written, part)]

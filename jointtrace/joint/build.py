@@ -10,7 +10,7 @@ Reverse-mode accumulation over a list of local backward programs, as in Griewank
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from jointtrace.joint.expand import Get, Put, Template, call_key, expand, is_lib
 from jointtrace.joint.symbols import flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
+EFFECTS = frozenset({Tag.MUTATES, Tag.COLLECTIVE, Tag.OPAQUE})
 Step = Op | Get | Put
 
 
@@ -114,7 +115,7 @@ class Walk:
 
     def is_differentiable(self, bsym: BoundSymbol) -> bool:
         """Whether a gradient flows through a symbol."""
-        if not any(self.name(p) in self.needs for p in bsym.flat_proxy_args):
+        if bsym.sym.name == "detach" or not any(self.name(p) in self.needs for p in bsym.flat_proxy_args):
             return False
         return not is_constant_for_vjp(bsym)
 
@@ -161,29 +162,30 @@ class Walk:
             self.ops.append(self.renamed(op, template, names).replace(source=source))
         if not template.backward:
             return
-        self.backward.append([self._renamed_step(step, template, names, source) for step in template.backward])
+        wishes = {step.grad: f"d_{names.get(step.to, step.to)}" for step in template.backward if isinstance(step, Put)}
+        self.backward.append(
+            [self.renamed(step, template, names, wishes).replace(source=source) if isinstance(step, Op)
+             else self._renamed_end(step, names) for step in template.backward])
         if any(isinstance(step, Put) and step.to in self.needs for step in self.backward[-1]):
             self.needs.update(name for name in outs if self.is_float(name))
         else:
             self.backward.pop()
 
-    def renamed(self, op: Op, template: Template, names: dict[str, str]) -> Op:
-        """Return a template's op under new names, its values registered."""
+    def renamed(self, op: Op, template: Template, names: dict[str, str], wishes: Mapping[str, str] | None = None) -> Op:
+        """Return a template's op under new names, its values registered; `wishes` proposes names."""
         for name in op.outs:
             new = names.get(name)
             if new is None:
-                new = names[name] = self.fresh(name)
+                new = names[name] = self.fresh(wishes.get(name, name) if wishes else name)
             self.types[new] = template.types[name]
         return op.rename_inputs(names).rename_outputs(names)
 
-    def _renamed_step(self, step: Step, template: Template, names: dict[str, str], source: Any) -> Step:
-        if isinstance(step, Op):
-            return self.renamed(step, template, names).replace(source=source)
+    def _renamed_end(self, step: Get | Put, names: dict[str, str]) -> Get | Put:
         if isinstance(step, Put):
             return Put(names.get(step.to, step.to), names.get(step.grad, step.grad))
-        grad = names[step.grad] = self.fresh(f"d_{names.get(step.of, step.of)}")
-        self.types[grad] = template.types[step.grad]
-        return Get(names.get(step.of, step.of), grad)
+        of = names.get(step.of, step.of)
+        names[step.grad] = f"cotangent of {of}"  # stands for a name until the cotangent is known
+        return Get(of, names[step.grad])
 
     # backward
 
@@ -200,8 +202,8 @@ class Walk:
         grads = tuple(
             Var(self.grads[p.name]) if p.name in self.needs and p.name in self.grads else None for p in self.inputs
         )
-        trace = Trace(tuple(p.name for p in self.inputs), tuple(self.ops), flat, grads, self.types, by="build_joint")
-        return Joint(trace.rebuild(trace.ops, by="build_joint"), self.names, differentiable)
+        trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
+        return Joint(trace.rebuild(live(self.ops, grads), by="build_joint"), self.names, differentiable)
 
     def seed(self, name: str, position: int) -> None:
         """Read the cotangent of an output position."""
@@ -273,3 +275,14 @@ class Walk:
         return name
 
 
+
+
+def live(ops: Sequence[Op], grads: Sequence[Var | None]) -> list[Op]:
+    """Return `ops` without the backward ops that no gradient needs: rules compute gradients of all operands."""
+    needed = {grad.name for grad in grads if grad is not None}
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if op.phase is Phase.FW or op.tags & EFFECTS or needed.intersection(op.outs):
+            needed.update(op.ins)
+            kept.append(op)
+    return kept[::-1]

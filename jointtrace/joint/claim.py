@@ -17,7 +17,17 @@ from thunder.extend import Executor, FusionExecutor, OperatorExecutor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Source, Tag, Target, Type, Var, leaves, map_leaves
-from jointtrace.joint.symbols import flat_proxies, out_vars, source_of, tags_of, to_op, to_vars, type_of, types_of, where
+from jointtrace.joint.symbols import (
+    flat_proxies,
+    out_vars,
+    source_of,
+    tags_of,
+    to_op,
+    to_vars,
+    type_of,
+    types_of,
+    where,
+)
 
 
 class Claims:

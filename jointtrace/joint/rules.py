@@ -131,7 +131,7 @@ def _nll_forward_meta(a: TensorProxy, target: Any, weight: Any, reduction: int, 
 nll_forward = OPERATORS.register_operator(
     "nll_loss_forward", meta=_nll_forward_meta, fn=ATEN.nll_loss_forward.default)
 nll_backward = OPERATORS.register_operator(
-    "nll_loss_backward", meta=lambda g, a, *rest: _like(a), fn=ATEN.nll_loss_backward.default)
+    "nll_loss_grad", meta=lambda g, a, *rest: _like(a), fn=ATEN.nll_loss_backward.default)
 
 
 def _nll_loss(

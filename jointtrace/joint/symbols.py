@@ -4,12 +4,15 @@ Holds for lightning-thunder 0.2.6. Facts about an op are derived from thunder's 
 """
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import thunder.torch as ltorch
 import torch
 from thunder.core import devices, dtypes, prims
+from thunder.core.codeutils import Positions
 from thunder.core.proxies import (
     CollectionProxy,
     ComplexProxy,
@@ -79,7 +82,7 @@ def source_of(bsym: BoundSymbol) -> Source | None:
     position = bsym.source_positions
     if bsym.source_filename is None or position is None or position.lineno is None:
         return None
-    return Source(os.path.basename(bsym.source_filename), position.lineno)
+    return Source(os.path.basename(bsym.source_filename), position.lineno, path=bsym.source_filename)
 
 
 def callable_of(bsym: BoundSymbol) -> Callable[..., Any]:
@@ -89,7 +92,9 @@ def callable_of(bsym: BoundSymbol) -> Callable[..., Any]:
         return bsym._call_ctx[symbol.name]
     if symbol.python_impl is not None:
         return symbol.python_impl
-    fn = getattr(symbol.module, symbol.name, None) if symbol.module is not None else None
+    fn: Any = symbol.module
+    for part in symbol.name.removeprefix("torch.").split("."):  # torchex names some after where they are in torch
+        fn = getattr(fn, part, None)
     if fn is None or isinstance(fn, Symbol):
         raise UnsupportedError(f"no executor runs {symbol.name} ({where(bsym) or 'no source known'}); add an executor "
                                "that implements it to thunder.jit(executors=...)")
@@ -132,7 +137,7 @@ def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
     symbols = list(_symbols(bsym))
     known = {tag for symbol in symbols for tag in symbol.tags or ()}
     tags = set()
-    if prims.OpTags.RANDOM_OP in known:
+    if prims.OpTags.RANDOM_OP in known or any(map(_may_be_random, symbols)):
         tags.add(Tag.RANDOM)
     if known & COMPUTE_BOUND:
         tags.add(Tag.COMPUTE_BOUND)
@@ -151,6 +156,15 @@ def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
     return frozenset(tags)
 
 
+def _may_be_random(symbol: Symbol) -> bool:
+    """thunder knows nothing of the torch functions it registers by itself: ask torch, and doubt what torch lacks."""
+    if not symbol.tags or prims.OpTags.AUTO_REGISTERED not in symbol.tags:
+        return False
+    packet = getattr(torch.ops.aten, symbol.name, None)
+    return packet is None or any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, name).tags for name in packet.overloads())
+
+
 def written(bsym: BoundSymbol) -> tuple[str, ...]:
     """Return the names of the values that a claimed symbol writes to."""
     if bsym.sym.name == "copy_":
@@ -162,13 +176,12 @@ def written(bsym: BoundSymbol) -> tuple[str, ...]:
 
 def to_op(bsym: BoundSymbol, tags: frozenset[Tag], source: Source | None, phase: Phase = Phase.FW) -> Op:
     """Return a claimed bound symbol as an op; `tags` are those of the symbol it was claimed from."""
-    executor = bsym.sym.executor
-    if executor is not None and executor.name not in OWN_EXECUTORS and not isinstance(executor, TemporaryExecutor):
-        tags |= {Tag.CLAIMED, Tag.COMPUTE_BOUND}
-    if isinstance(executor, TemporaryExecutor):
+    executor, fn = bsym.sym.executor, callable_of(bsym)
+    foreign = executor is not None and executor.name not in OWN_EXECUTORS
+    if foreign or (isinstance(fn, functools.partial) and fn.func is ltorch._vjp_impl):  # the latter runs autograd
         tags |= {Tag.CLAIMED, Tag.COMPUTE_BOUND}
     return Op(
-        Target(target_name(bsym), callable_of(bsym)), to_vars(bsym.args), to_vars(bsym.kwargs), out_vars(bsym.output),
+        Target(target_name(bsym), fn), to_vars(bsym.args), to_vars(bsym.kwargs), out_vars(bsym.output),
         tags, phase, writes=written(bsym) if Tag.MUTATES in tags else (), source=source, payload=bsym,
     )
 
@@ -207,7 +220,9 @@ def to_bound_symbol(op: Op, table: ProxyTable) -> BoundSymbol:
     if Tag.GET_GRAD in op.tags:
         return BoundSymbol(prims.get_grad, args[:1], {}, output, tags=tags)
     payload: BoundSymbol = op.payload
-    return payload.from_bsym(args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags)
+    where = {} if op.source is None else {
+        "source_filename": op.source.path, "source_positions": Positions(op.source.line, op.source.line, 0, 999)}
+    return payload.from_bsym(args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags, **where)
 
 
 def swap_tree(tree: Any, names: Mapping[str, Proxy]) -> Any:
