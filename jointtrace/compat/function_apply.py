@@ -17,7 +17,9 @@ TORCH = ">=2.14"
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    return super(cls, cls).apply(*args, **kwargs)
+    from torch.autograd import Function
+
+    return super(Function, cls).apply(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -102,5 +102,11 @@ def _attach() -> None:
 
 def _forget_thunder() -> None:
     """Drop what a failed import left behind, so that the next one starts afresh."""
-    for name in [name for name in sys.modules if name.startswith("thunder.")]:
+    left = [name for name in sys.modules if name.startswith("thunder.")]
+    for name in left:
         del sys.modules[name]
+    optree = sys.modules.get("optree")
+    if left and optree is not None:
+        for entry in optree.register_pytree_node.get(namespace="thunder").values():
+            if entry.namespace == "thunder":  # a second registration of one type is an error
+                optree.unregister_pytree_node(entry.type, namespace="thunder")

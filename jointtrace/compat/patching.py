@@ -93,7 +93,7 @@ def apply_patches(patches: Iterable[Patch]) -> None:
     """
     plan: list[tuple[Patch, _Applied]] = []
     current: dict[_Slot, Any] = {}
-    for patch in patches:
+    for patch in dict.fromkeys(patches):
         if is_applied(patch):
             continue
         slot = _resolve(patch)
