@@ -125,14 +125,16 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
 
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-    with _plain_torch():
+    cuda = sorted({args[i].device.index for i in tensors if args[i].is_cuda})
+    with _plain_torch(), torch.random.fork_rng(cuda):  # tracing draws from the user's generators
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # constants that torch makes itself
         with fake_mode:
             fakes = [_like(args[i]) for i in tensors]
-        with tracing(TracingContext(fake_mode)):
+        with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             graph = _functional_graph(_with_numbers(body, args, tensors), fakes)
             graph = joint_graph_passes(graph)
             graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(body.outputs)))
