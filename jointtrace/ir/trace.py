@@ -69,6 +69,9 @@ class Trace:
 
     __repr__ = __str__
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # what notebooks and hypothesis ask for
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
             return NotImplemented
