@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -25,11 +25,11 @@ from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 from jointtrace.frontends.thunder_traces import backward_trace, forward_trace, half_stage_trace, stage_trace
-from jointtrace.joint.build import build_joint
+from jointtrace.joint.build import Joint, build_joint
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.options import Options
 from jointtrace.pipeline import Stage, run
-from jointtrace.reporting.dump import on_stage
+from jointtrace.reporting.dump import recording, write_stage
 from jointtrace.runtime.bridge import connect
 from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record, add_record
@@ -94,42 +94,50 @@ def _operators(executors: Sequence[Executor], thunder_executors: Sequence[Thunde
 
 
 def compile_computation(computation: TraceCtx, options: Options, *, gradients: bool) -> TraceCtx:
-    """Compile a thunder computation trace; return the last joint stage, carrying the record and both halves."""
+    """Compile a thunder computation trace; return the last joint stage, carrying the record and the forward half."""
     data, stats = _compile_data.get()
     get_compile_option(OPTION, "jointtrace: True splits the joint trace after executors claimed it, False before.")
     get_compile_option(DETAILS, "jointtrace: a dict of further options (executors, disable).")
     executors = _region_executors(options, data.executors_list)
-    record = Record("thunder", options, tuple(ex.name for ex in executors))
+    record = Record("thunder", options, executors)
     add_record(stats, record)
-    joint, seconds = _timed(build_joint, computation, _operators(executors, data.executors_list), gradients=gradients)
-
-    def note(stage: Stage) -> None:
-        if not record.stages:
-            stage = Stage("build_joint", stage.trace, seconds, stage.ops)
-        record.stages.append(stage)
-        on_stage(record, stage)
-        if stage.trace.inputs == joint.trace.inputs and not stage.name.endswith(("_forward", "_backward")):
-            stats.last_traces.append(stage_trace(computation, stage.name, stage.trace, joint.names))
-        elif stage.name.endswith("_backward"):
-            stats.last_backward_traces.append(half_stage_trace(stage.name, stage.trace, stage.trace.inputs))
-
-    compiled = run(joint.trace, options, executors, note)
-    record.depends, record.differentiable = compiled.depends, joint.differentiable
-    record.halves = _linked(compiled.halves, executors, record)
-    forward = forward_trace(computation, record.halves, joint.names)
+    with recording(record):
+        start = perf_counter()
+        joint = build_joint(computation, _operators(executors, data.executors_list), gradients=gradients)
+        history = _History(record, stats, computation, joint, perf_counter() - start)
+        compiled = run(joint.trace, options, executors, history.note)
+        record.depends, record.differentiable = compiled.depends, joint.differentiable
+        record.halves = _linked(compiled.halves, executors, record)
     result = stats.last_traces.pop()
-    setattr(result, ATTRIBUTE, (record, forward))
+    setattr(result, ATTRIBUTE, (record, forward_trace(computation, record.halves, joint.names)))
     return result
+
+
+@dataclass
+class _History:
+    """Shows every stage in the lists of traces that thunder's user can print."""
+
+    record: Record
+    stats: Any
+    computation: TraceCtx
+    joint: Joint
+    build_seconds: float
+
+    def note(self, stage: Stage) -> None:
+        """Add a stage to the record, the dump and thunder's history."""
+        if not self.record.stages:
+            stage = replace(stage, name="build_joint", seconds=self.build_seconds)
+        self.record.stages.append(stage)
+        write_stage(self.record, stage)
+        if stage.name.endswith("_backward"):
+            self.stats.last_backward_traces.append(half_stage_trace(stage.name, stage.trace))
+        elif not stage.name.endswith("_forward"):
+            self.stats.last_traces.append(stage_trace(self.computation, stage.name, stage.trace, self.joint.names))
 
 
 def _linked(halves: Halves, executors: Sequence[Executor], record: Record) -> Halves:
     backward = halves.backward and link(halves.backward, executors, record.counters)
     return replace(halves, forward=link(halves.forward, executors, record.counters), backward=backward)
-
-
-def _timed(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
-    start = perf_counter()
-    return fn(*args, **kwargs), perf_counter() - start
 
 
 def _grad_transform(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,9 +56,9 @@ def stage_trace(computation: TraceCtx, stage: str, trace: Trace, names: Mapping[
     return StageTrace(computation, stage, build)
 
 
-def half_stage_trace(stage: str, trace: Trace, names: tuple[str, ...]) -> TraceCtx:
+def half_stage_trace(stage: str, trace: Trace) -> TraceCtx:
     """Return an intermediate stage of one half as a thunder trace that takes its inputs one by one."""
-    formal = TraceCtx(None)
+    names, formal = trace.inputs, TraceCtx(None)
     table = ProxyTable(trace.types)
     with tracectx(formal):
         formal.args = tuple(table[name] for name in names)

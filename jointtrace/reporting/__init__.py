@@ -1,0 +1,1 @@
+"""Reports and dumps of what was compiled."""

@@ -11,6 +11,9 @@ from jointtrace.runtime.counters import Counters
 from jointtrace.runtime.split import Halves
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jointtrace.executors.base import Executor
     from jointtrace.options import Options
     from jointtrace.pipeline import Stage
 
@@ -24,22 +27,24 @@ class Record:
     Attributes:
         frontend: `thunder` or `dynamo`.
         options: what it was compiled with.
-        executors: names of the executors asked, in order.
+        executors: the executors asked, in order.
         stages: the traces so far, each with the seconds its pass took; complete up to a failure.
         halves: the halves as they run, None until the compilation succeeded.
         differentiable: for each output whether a gradient flows into it.
         depends: for each gradient the output positions it is computed from.
         counters: calls of each region.
+        folder: where its stages are written, if anywhere.
     """
 
     frontend: str
     options: Options
-    executors: tuple[str, ...]
+    executors: tuple[Executor, ...]
     stages: list[Stage] = field(default_factory=list)
     halves: Halves | None = None
     differentiable: tuple[bool, ...] = ()
     depends: tuple[frozenset[int], ...] = ()
     counters: Counters = field(default_factory=Counters)
+    folder: Path | None = None
 
 
 def add_record(owner: Any, record: Record) -> None:
