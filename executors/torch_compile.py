@@ -139,8 +139,9 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
             graph = joint_graph_passes(graph)
             graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(body.outputs)))
             compiled = compile_fx_inner(graph, fakes, is_backward=is_backward)
-    run = getattr(compiled, "current_callable", None) or compiled  # without the wrapper that feeds torch's own metrics
-    return run if len(tensors) == len(args) else _tensors_only(run, tensors)
+    if len(tensors) == len(args) and hasattr(compiled, "current_callable"):
+        return compiled.current_callable  # without the wrapper around it that feeds torch's own metrics
+    return _emptying(compiled, tensors)
 
 
 def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
@@ -167,13 +168,15 @@ def _with_numbers(body: Trace, args: Sequence[Any], tensors: list[int]) -> Calla
     return with_numbers
 
 
-def _tensors_only(run: Boxed, tensors: list[int]) -> Boxed:
-    def without_numbers(args: list[Any]) -> Sequence[Any]:
+def _emptying(run: Boxed, tensors: list[int]) -> Boxed:
+    """Return `run` for arguments of which only `tensors` are its own; a graph without calls leaves its list as it is."""
+
+    def emptying(args: list[Any]) -> Sequence[Any]:
         kept = [args[i] for i in tensors]
         args.clear()
         return run(kept)
 
-    return without_numbers
+    return emptying
 
 
 @contextlib.contextmanager

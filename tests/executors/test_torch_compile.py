@@ -129,6 +129,14 @@ def test_a_result_that_is_an_input_shares_its_memory():
     compare(ops, {"x": rand(4, 8), "w": rand(4, 8)}, ["v", "y"])
 
 
+def test_a_region_without_any_work_left_works():
+    ops = [op(torch.Tensor.contiguous, Var("x"), out="a"), op(torch.Tensor.contiguous, Var("a"), out="y")]
+    compiled = compare(ops, {"x": rand(4, 8)}, ["a", "y"])
+    args = [rand(4, 8)]
+    compiled.boxed(args)
+    assert args == []
+
+
 def test_results_that_share_memory_in_eager_do_so_compiled():
     ops = [op(torch.sin, Var("x"), out="a"), op(torch.neg, Var("a"), out="b"), op(torch.Tensor.view, Var("b"), -1, out="v")]
     compare(ops, {"x": rand(4, 8)}, ["b", "v"])
