@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jointtrace.executors.base import Compiled
-
 from jointtrace.ir.op import Op, Type
 from jointtrace.runtime.codegen import compile_trace
 

@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 
 import torch
-from jointtrace.executors.base import Compiled
-from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 
 from jointtrace.errors import UnsupportedError
+from jointtrace.executors.base import Compiled
+from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 from jointtrace.ir.op import Op, Type
 
 MODULE = "nvfuser_direct"

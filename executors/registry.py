@@ -5,12 +5,11 @@ import functools
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
+from jointtrace.errors import OptionError, UnsupportedError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.eager import EagerExecutor
 from jointtrace.executors.nvfuser import NvfuserExecutor
 from jointtrace.executors.torch_compile import TorchCompileExecutor
-
-from jointtrace.errors import OptionError, UnsupportedError
 
 ENTRY_POINT_GROUP = "jointtrace.executors"
 

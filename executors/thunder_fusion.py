@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jointtrace.executors.base import Compiled, gains
-
 from jointtrace.errors import UnsupportedError
+from jointtrace.executors.base import Compiled, gains
 from jointtrace.ir.op import NEVER_FUSED, Op, Type, Var, leaves
 
 if TYPE_CHECKING:

@@ -15,14 +15,12 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
-from jointtrace.executors.base import Compiled, gains
 
 from jointtrace.errors import UnsupportedError
+from jointtrace.executors.base import Compiled, gains
 from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
-from jointtrace.ir.text import canonical
 from jointtrace.ir.trace import Trace
 from jointtrace.runtime.codegen import compile_trace
 
@@ -58,15 +56,11 @@ class TorchCompileExecutor:
         return gains(ops)
 
     def compile(self, region: Op) -> Compiled:
-        """Return the region as a callable that compiles when it is called; regions of one structure share one."""
+        """Return the region as a callable that compiles when it is called."""
         body = region.body
         if body is None:
             raise ValueError(f"{region.target.name} is no region")
-        key = (canonical(body), *(op.target.fn for op in body.ops))
-        shared = _regions.get(key)
-        if shared is None:
-            shared = _regions[key] = InductorRegion(region.target.name, body, is_backward=region.phase is Phase.BW)
-        return shared
+        return InductorRegion(region.target.name, body, is_backward=region.phase is Phase.BW)
 
 
 class InductorRegion:
@@ -113,9 +107,6 @@ class InductorRegion:
         )
 
 
-_regions: WeakValueDictionary[tuple[Any, ...], InductorRegion] = WeakValueDictionary()
-
-
 def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool) -> Boxed:
     """Return `body` compiled for inputs like `args`: takes one list of inputs, empties it, returns the outputs.
 
@@ -139,9 +130,8 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
             graph = joint_graph_passes(graph)
             graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(body.outputs)))
             compiled = compile_fx_inner(graph, fakes, is_backward=is_backward)
-    if len(tensors) == len(args) and hasattr(compiled, "current_callable"):
-        return compiled.current_callable  # without the wrapper around it that feeds torch's own metrics
-    return _emptying(compiled, tensors)
+    inner = getattr(compiled, "current_callable", None)  # without the wrapper that feeds torch's own metrics
+    return inner if inner is not None and len(tensors) == len(args) else _emptying(inner or compiled, tensors)
 
 
 def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
@@ -169,7 +159,7 @@ def _with_numbers(body: Trace, args: Sequence[Any], tensors: list[int]) -> Calla
 
 
 def _emptying(run: Boxed, tensors: list[int]) -> Boxed:
-    """Return `run` for arguments of which only `tensors` are its own; a graph without calls leaves its list as it is."""
+    """Return `run` for arguments of which only `tensors` are its own (a graph without calls empties no list)."""
 
     def emptying(args: list[Any]) -> Sequence[Any]:
         kept = [args[i] for i in tensors]

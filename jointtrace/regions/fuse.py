@@ -63,7 +63,7 @@ def _claim(op: Op, types: Mapping[str, Type], executors: Sequence[Executor]) -> 
 
 
 def _dependencies(ops: Sequence[Op], storage: Mapping[str, str]) -> list[set[int]]:
-    """Return for each op the ops that must run before it: those it reads from, and those whose effects it must follow."""
+    """Return for each op the ops that must run before it: it reads what they made, or must follow their effects."""
     made: dict[str, int] = {}
     written: dict[str, int] = {}
     touched: defaultdict[str, list[int]] = defaultdict(list)  # by what storage, since it was last written to

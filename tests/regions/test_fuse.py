@@ -315,7 +315,8 @@ def chain(length: int) -> Trace:
            phase=Phase.FW if i < length // 2 else Phase.BW)
         for i in range(length)
     ]
-    return Trace(("v0",), ops, (Var(f"v{length // 2}"),), (Var(f"v{length}"),), {f"v{i}": kind for i in range(length + 1)})
+    types = {f"v{i}": kind for i in range(length + 1)}
+    return Trace(("v0",), ops, (Var(f"v{length // 2}"),), (Var(f"v{length}"),), types)
 
 
 def test_time_grows_linearly_with_the_trace():

@@ -1,4 +1,4 @@
-"""The autograd bridge, with hand-written forward and backward functions in place of compiled ones; eager is the reference."""
+"""The autograd bridge, with hand-written functions in place of compiled ones; eager is the reference."""
 from __future__ import annotations
 
 import gc

@@ -157,7 +157,8 @@ def test_a_region_can_free_its_arguments_while_it_runs():
 
     block.boxed = boxed
     trace = traced(
-        op(Watched, out=Var("a")), op(Watched, out=Var("b")), region(block, Var("a"), Var("b"), out=(Var("y"), Var("z"))),
+        op(Watched, out=Var("a")), op(Watched, out=Var("b")),
+        region(block, Var("a"), Var("b"), out=(Var("y"), Var("z"))),
         inputs=(), outputs=("y", "z", "b"),
     )
     assert compile_trace(trace)([])[:2] == (True, False)
@@ -216,7 +217,8 @@ def test_keywords_that_are_no_names_arrive():
 @pytest.mark.parametrize("name", ["args", "lambda", "1", "a.b", "torch", "abs", "region_args", "print", "é", "forward"])
 def test_any_name_of_a_value_works(name):
     trace = traced(op(abs, Var(name), dtype=torch.int8, out=Var("y"), name="abs"), inputs=(name,))
-    trace = trace.rebuild([trace.ops[0].replace(kwargs={}), op(lambda y, d: y, Var("y"), torch.int8, out=Var("z"))], by="")
+    ops = [trace.ops[0].replace(kwargs={}), op(lambda y, d: y, Var("y"), torch.int8, out=Var("z"))]
+    trace = trace.rebuild(ops, by="")
     assert compile_trace(trace)([-2]) == (2,)
 
 
