@@ -16,6 +16,7 @@ from jointtrace.demo.model import Llama, LlamaConfig
 from jointtrace.demo.output import Row, progress_of, table_of, write_losses, write_table, write_traces
 from jointtrace.demo.train import Batch, Trained, train
 from jointtrace.errors import OptionError
+from jointtrace.executors.registry import resolve
 
 SEED = 0
 LOSS_TOLERANCE = 1e-4
@@ -56,19 +57,20 @@ def run(out: Path, steps: int, executor: str | None, layers: int) -> int:
         layers: layers of the model.
 
     Raises:
-        OptionError: a number below 1, or an executor that cannot run here.
+        OptionError: a number below 1, or an unknown executor.
+        UnsupportedError: the executor cannot run on this machine; the message says why.
     """
     for name, value in (("steps", steps), ("layers", layers)):
         if value < 1:
             raise OptionError(f"option {name}={value}; accepted: 1 and more")
+    if executor is not None:
+        resolve((executor,))
     settings = Settings(steps, LlamaConfig(vocabulary=corpus.VOCABULARY, layers=layers))
     return compare(out, settings, contest(executor, variants.compiler_missing()), Console())
 
 
 def contest(executor: str | None, missing: str | None) -> Contest:
     """Return the variants to run where `missing` says why no machine code can be compiled (None: it can)."""
-    if executor == "torch_compile" and missing:
-        raise OptionError(f"option executor='torch_compile' cannot run here: {missing}; accepted: eager")
     chosen = executor or ("eager" if missing else "torch_compile")
     compilers: dict[str, Callable[[nn.Module], variants.Loss]] = {
         variants.EAGER: lambda model: model,

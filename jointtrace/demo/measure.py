@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -105,14 +106,13 @@ def memory(step: Step) -> Memory:
 
 
 def allocations(profiler: profile) -> list[tuple[str, int]]:
-    """Return (event name, change in bytes) in order of time; only "[memory]" events change anything.
+    """Return (event name, change in bytes) in order of time; the change is 0 for all but allocations and frees.
 
     Private to torch (2.10 to 2.14): the public event list drops allocations made outside an operator.
     """
-    recorded = profiler.profiler
-    assert recorded is not None
+    recorded: Any = profiler.profiler  # its stubs lack what follows
     events = sorted(recorded.kineto_results.events(), key=lambda event: event.start_ns())
-    return [(event.name(), event.nbytes() if event.name() == "[memory]" else 0) for event in events]
+    return [(event.name(), event.nbytes()) for event in events]
 
 
 def seconds_of(call: Callable[[], object]) -> float:

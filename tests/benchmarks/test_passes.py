@@ -24,5 +24,5 @@ def test_passes_are_shown_per_layer_with_their_sum():
 def test_the_passes_of_a_real_model_are_timed_from_the_joint_build_to_the_split():
     depth = depth_of(1, 32, "eager")
     assert depth.ops > 50
-    assert {"build_joint", "cse", "split"} <= set(depth.pass_s)
+    assert {"build_joint", "cse", "split_forward"} <= set(depth.pass_s)
     assert depth.layer_ms > 0
