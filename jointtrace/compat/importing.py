@@ -93,8 +93,7 @@ def _attach() -> None:
     patches = [patch for found in _holding() for patch in found.patches]
     apply_patches(patches)
     try:
-        with contextlib.suppress(ModuleNotFoundError):  # the front end is being written
-            resolve_name(FRONT_END)()
+        resolve_name(FRONT_END)()
     except BaseException:
         remove_patches(patches)
         raise

@@ -29,6 +29,11 @@ def contains(accepted: SpecifierSet, version: str) -> bool:
     return accepted.contains(Version(version).base_version)
 
 
+def same_release(version: str, release: str) -> bool:
+    """Say whether `version` is a build of `release` (2.13.0+cpu is one of 2.13.0)."""
+    return Version(version).base_version == release
+
+
 def torch_in(accepted: str) -> bool:
     """Say whether the installed torch lies in a range such as `>=2.13`."""
     return contains(SpecifierSet(accepted), installed("torch"))
