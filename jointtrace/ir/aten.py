@@ -75,8 +75,7 @@ def _is_visible(result: Any) -> bool:
 @cache
 def _is_compute_bound(packet: Any) -> bool:
     """Whether torch counts the operator's flops, or those of one whose name it extends (`..._attention_for_cpu`)."""
-    name = str(packet)
-    return any(name == counted or name.startswith(f"{counted}_") for counted in map(str, flop_registry))
+    return str(packet).startswith(tuple(map(str, flop_registry)))
 
 
 def _works_on_scalars(target: Any) -> bool:

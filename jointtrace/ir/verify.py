@@ -101,7 +101,10 @@ def _check_order(trace: Trace, where: str) -> None:
 
 
 def _check_writes(trace: Trace, where: str) -> None:
-    """Writes are declared, and what was written to is read through the results of the op that wrote."""
+    """Writes are declared, and what was written to is read through the results of the op that wrote.
+
+    A write may name what an earlier one has overwritten: thunder copies each new value of a buffer onto the first name.
+    """
     owner = storage(trace)
     version = dict.fromkeys(owner, 0)
     made_at = dict.fromkeys(trace.inputs, 0)

@@ -234,6 +234,16 @@ def test_the_result_of_a_first_write_is_overwritten_by_a_second():
     )
 
 
+def test_a_second_write_may_name_what_the_first_one_overwrote():
+    copy = "aten.copy_.default(%x, %w)  # [mutates] writes(%x)"
+    inputs = "%x: f32[6], %w: f32[6]"
+    verify(forward(f"%y: f32[6] = {copy}", f"%z: f32[6] = {copy}", inputs=inputs))
+    refuse(
+        forward(f"%y: f32[6] = {copy}", f"%z: f32[6] = {copy}", "%u: f32[6] = aten.sin.default(%y)", inputs=inputs),
+        "op 2 (aten.sin.default -> %u): reads %y after op 1 (aten.copy_.default -> %z) has overwritten it",
+    )
+
+
 def test_the_results_of_an_op_with_two_writes_stand_for_one_each():
     pair = "(%p: f32[6], %q: f32[6]) = both_(%x, %w)  # [mutates] writes(%x, %w)"
     again = "%p_1: f32[6] = aten.sin_.default(%p)  # [mutates] writes(%p)"
