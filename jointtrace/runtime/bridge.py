@@ -51,12 +51,10 @@ def connect(
         depends: for each argument the positions of the outputs whose cotangents its gradient depends on.
         drop_grads: run the backward for its effects alone, and return None for every gradient.
     """
-    given = {id(arg) for arg in flat_args if isinstance(arg, torch.Tensor)}
-    results = tuple([out if isinstance(out, torch.Tensor) and id(out) not in given else None for out in flat_output])
     layouts = [_layout(out) if d else None for out, d in zip(flat_output, differentiable, strict=True)]
     call = _Call(backward_fn, saved_other, depends, layouts, drop_grads)
     with torch.enable_grad():
-        CompiledBackward.apply(call, [saved_tensors], [results], *flat_args)
+        CompiledBackward.apply(call, saved_tensors, flat_output, *flat_args)
 
 
 @dataclass(slots=True)
@@ -77,19 +75,18 @@ class CompiledBackward(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, call: _Call, saved: list[Sequence[Any]], results: list[tuple[Any, ...]], *flat_args: Any
+        ctx: Any, call: _Call, saved_tensors: Sequence[Any], flat_output: Sequence[Any], *flat_args: Any
     ) -> tuple[Any, ...]:
         """Save what the backward needs, and return the results as they are."""
         ctx.call = call
         ctx.set_materialize_grads(False)
-        tensors = saved.pop()
-        ctx.saves = bool(tensors)
-        ctx.save_for_backward(*map(_without_base, tensors))
-        found = results.pop()
-        constant = [r for r, layout in zip(found, call.layouts, strict=True) if r is not None and layout is None]
+        ctx.saves = bool(saved_tensors)
+        ctx.save_for_backward(*map(_without_base, saved_tensors))
+        pairs = zip(flat_output, call.layouts, strict=True)
+        constant = [out for out, layout in pairs if layout is None and isinstance(out, torch.Tensor)]
         if constant:
             ctx.mark_non_differentiable(*constant)
-        return found
+        return tuple(flat_output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -140,8 +137,8 @@ def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 def _layout(out: Any) -> Layout | None:
-    """Return shape, strides, dtype and device of a cotangent of `out`; None where there can be none."""
-    if not isinstance(out, torch.Tensor) or not (out.dtype.is_floating_point or out.dtype.is_complex):
+    """Return shape, strides, dtype and device of a cotangent of `out`; None where it is no tensor."""
+    if not isinstance(out, torch.Tensor):
         return None
     strides = out.stride() if out.is_contiguous() else _dense_strides(tuple(out.shape), out.stride())
     return out.shape, strides, out.dtype, out.device

@@ -174,11 +174,12 @@ def test_a_region_has_one_device():
 
 def test_an_op_on_two_devices_runs_by_itself():
     trace = trace_of("""
-        %a: f32[2, 2] = a(%x, %w)
-        %b: f32[2, 2] = b(%a)
-        return (%b)
+        %a: f32[2, 2] = a(%x)
+        %b: f32[2, 2] cuda:0 = b(%w)
+        %c: f32[2, 2] = c(%a, %b)
+        return (%c)
     """, "%x: f32[2, 2], %w: f32[2, 2] cuda:0")
-    assert shape(fuse(trace, [ANY])) == ["a", "b"]
+    assert shape(fuse(trace, [ANY])) == ["a", "b", "c"]
 
 
 def test_the_first_executor_that_can_run_an_op_gets_it():

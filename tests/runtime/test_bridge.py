@@ -271,11 +271,15 @@ def test_a_second_backward_raises_torchs_own_error():
 
 
 def test_a_second_backward_works_where_the_graph_is_retained():
+    def backward_fn(collections, cotangents):
+        cotangents[0] = cotangents[0] * collections[1].pop()
+        return product_backward(collections, cotangents)
+
     x, w = leaf(3), leaf(3)
-    out = product(x, w, saved_other=[1]).sum()
+    out = product(x, w, backward_fn, saved_other=[10]).sum()
     out.backward(retain_graph=True)
     out.backward()
-    torch.testing.assert_close(x.grad, 2 * w.detach())
+    torch.testing.assert_close(x.grad, 20 * w.detach())
 
 
 def test_a_second_backward_works_where_nothing_is_saved_as_in_eager():
