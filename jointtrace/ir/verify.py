@@ -2,8 +2,8 @@
 
 Ensures   every value is made once, typed, and made before it is read; forward ops stand before backward ops and read
           nothing of theirs; what an op writes to is declared, and read afterwards only through that op's results;
-          `get_grad` ops name the output they belong to; regions are closed, of one device and one phase, hold no
-          collective and no `get_grad`, and agree with the op that holds them.
+          `get_grad` ops name the output they belong to, at most one for each position; regions are closed, of one
+          device and one phase, hold no collective and no `get_grad`, and agree with the op that holds them.
 Cost      one walk over the trace and over each region, O(ops + operands).
 """
 from __future__ import annotations
@@ -39,10 +39,11 @@ def _verify(trace: Trace, where: str) -> None:
     _check_values(trace, where)
     _check_order(trace, where)
     _check_writes(trace, where)
+    cotangents: dict[int, str] = {}
     for position, op in enumerate(trace.ops):
         at = _at(op, position, where)
         if Tag.GET_GRAD in op.tags:
-            _check_get_grad(op, trace, at)
+            _check_get_grad(op, trace, cotangents, at)
         if op.body is not None:
             _check_region(op, op.body, trace, at)
         for body in _bodies(op):
@@ -124,7 +125,8 @@ def _check_writes(trace: Trace, where: str) -> None:
         made_at.update((name, version[owner[name]]) for name in op.outs)
 
 
-def _check_get_grad(op: Op, trace: Trace, at: str) -> None:
+def _check_get_grad(op: Op, trace: Trace, cotangents: dict[int, str], at: str) -> None:
+    """It reads the cotangent of an output, in the backward, and one that no other op reads (`cotangents`)."""
     if op.phase is not Phase.BW:
         raise _fault(at, "reads a cotangent in the forward")
     if len(op.args) != 2 or not isinstance(op.args[0], Var) or not isinstance(op.args[1], int):
@@ -132,6 +134,9 @@ def _check_get_grad(op: Op, trace: Trace, at: str) -> None:
     position = op.args[1]
     if not 0 <= position < len(trace.outputs) or trace.outputs[position] != op.args[0]:
         raise _fault(at, f"output {position} is not {op.args[0]!r}")
+    if position in cotangents:
+        raise _fault(at, f"reads the cotangent of output {position}, as {cotangents[position]} does")
+    cotangents[position] = at
 
 
 def _check_region(op: Op, body: Trace, trace: Trace, at: str) -> None:

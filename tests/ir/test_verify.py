@@ -163,6 +163,14 @@ def test_a_tensor_returned_twice_has_a_cotangent_for_each_position():
     verify(trace.rebuild([*trace.ops, second], by="", types={"g_1": trace.types["g"]}))
 
 
+def test_two_get_grads_of_one_position_are_refused():
+    trace = parse(VALID)
+    refuse(
+        trace.rebuild([*trace.ops, get_grad("b", 0, "g_1")], by="", types={"g_1": trace.types["g"]}),
+        "op 4 (get_grad -> %g_1): reads the cotangent of output 0, as op 2 (get_grad -> %g) does",
+    )
+
+
 def test_writes_without_the_tag_are_refused():
     refuse(
         forward("%y: f32[6] = aten.copy_.default(%x, %x)  # writes(%x)"),
