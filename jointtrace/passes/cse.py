@@ -3,8 +3,8 @@
 Requires  SSA; dependency order.
 Ensures   same inputs, outputs, gradients and values; never more ops; nothing merged across the forward/backward
           boundary (that would save a tensor `recompute` chose not to save); no two returned tensors share memory that
-          did not share it before, because the caller may write to one of them; nothing merged that reads, makes or
-          aliases memory which some op of the trace writes to.
+          did not share it before, because the caller may write to one of them; nothing merged that writes to memory,
+          or reads, makes or aliases memory that some op of the trace writes to.
 Cost      one walk, O(ops + operands).
 """
 from __future__ import annotations
@@ -15,9 +15,7 @@ from jointtrace.ir.op import Op, Tag, Var, hashable, map_leaves
 from jointtrace.ir.trace import Trace
 from jointtrace.passes._storage import storages, written
 
-PINNED = frozenset(
-    {Tag.RANDOM, Tag.MUTATES, Tag.RECOMPUTE, Tag.GET_GRAD, Tag.OPAQUE, Tag.COLLECTIVE, Tag.CLAIMED}
-)
+PINNED = frozenset({Tag.RANDOM, Tag.RECOMPUTE, Tag.GET_GRAD, Tag.OPAQUE, Tag.COLLECTIVE, Tag.CLAIMED})
 
 
 def cse(trace: Trace) -> Trace:

@@ -101,6 +101,38 @@ def test_a_write_whose_memory_an_opaque_op_may_have_passed_on_stays():
     ) == ["aten.sin.default", "custom.op", "aten.add_.Tensor", "aten.neg.default"]
 
 
+def test_a_write_whose_memory_a_region_may_have_passed_on_stays():
+    assert targets_after_dce(
+        """
+        trace (%x: f32[2, 3]) {
+          fw:
+            %a: f32[2, 3] = aten.sin.default(%x)
+            (%v: f32[3, 2],) = region(%a) with trace (%a: f32[2, 3]) {
+              fw:
+                %v: f32[3, 2] = aten.t.default(%a)  # [view]
+              return (%v)
+            }
+            %k: f32[2, 3] = aten.add_.Tensor(%a, 1)  # [mutates] writes(%a)
+          return (%v)
+        }
+        """
+    ) == ["aten.sin.default", "region", "aten.add_.Tensor"]
+
+
+def test_a_second_write_through_the_result_of_the_first_stays():
+    assert targets_after_dce(
+        """
+        trace (%x: f32[2]) {
+          fw:
+            %a: f32[2] = aten.sin.default(%x)
+            %k: f32[2] = aten.add_.Tensor(%a, 1)  # [mutates] writes(%a)
+            %l: f32[2] = aten.add_.Tensor(%k, 1)  # [mutates] writes(%k)
+          return (%a)
+        }
+        """
+    ) == ["aten.sin.default", "aten.add_.Tensor", "aten.add_.Tensor"]
+
+
 def test_a_write_to_memory_that_nothing_reads_afterwards_is_dropped():
     assert targets_after_dce(
         """

@@ -143,10 +143,17 @@ def test_rand_is_saved_never_drawn_again():
 
 
 def test_opaque_communicating_and_user_claimed_ops_are_not_computed_again():
-    for tag in ("opaque", "collective", "wait", "claimed"):
-        text = chain(f"%a: f32[2, 3] = aten.cos.default(%x)  # [{tag}]", read="a")
-        # a wait returns memory it was given: as free to save as the input is
-        assert saved_after(text) == ("a",), tag
+    for tag in ("opaque", "collective", "claimed"):
+        assert saved_after(chain(f"%a: f32[2, 3] = aten.cos.default(%x)  # [{tag}]", read="a")) == ("a",), tag
+
+
+def test_a_wait_does_not_run_again():
+    text = chain(
+        "%c: f32[2, 3] = aten.cos.default(%x)  # [collective]\n"
+        "        %a: f32[2, 3] = aten.neg.default(%c)  # [wait]",
+        read="a",
+    )
+    assert saved_after(text.replace("(%g, %a)", "(%c, %a)")) == ("c", "a")
 
 
 CHECKPOINT = """
@@ -418,7 +425,7 @@ def test_recompute_keeps_the_meaning_and_copies_each_op_once(trace):
     kept = {op.outs for op in trace.ops}
     copies = [op for op in done.ops if op.outs not in kept]
     assert len({op.outs for op in copies}) == len(copies) <= trace.boundary
-    assert not any(op.tags & NEVER or Tag.RECOMPUTE in op.tags or op.phase is Phase.FW for op in copies)
+    assert not any(op.writes or op.tags & NEVER or Tag.RECOMPUTE in op.tags or op.phase is Phase.FW for op in copies)
 
 
 @given(traces(max_ops=6, writes=False))
