@@ -2,7 +2,8 @@
 
     python benchmarks/passes.py
 
-Tracing, code generation and the verification after each pass are not in it. Exit code 1: a depth costs too much per layer, or the cost is not linear.
+Tracing, code generation and the verification after each pass are not in it.
+Exit code 1: a depth costs too much per layer, or the cost is not linear.
 """
 from __future__ import annotations
 
