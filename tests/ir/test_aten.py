@@ -84,6 +84,10 @@ def test_aten_operators_called_for_their_effect_alone_are_opaque():
     assert "aten._assert_async.msg" in silent
 
 
+def test_an_operator_that_makes_only_a_script_object_is_opaque():
+    assert tags_of(torch.ops.profiler._record_function_enter_new.default) == {Tag.OPAQUE}
+
+
 def test_collectives_and_their_wait_are_told_apart():
     functional = torch.ops._c10d_functional
     for op in overloads(functional) + overloads(torch.ops.c10d_functional):
