@@ -257,14 +257,19 @@ def test_what_the_user_has_on_does_not_reach_the_code():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    ops = [op(torch.mm, Var("x"), Var("w"), out="a"), op(torch.cos, Var("a"), out="y")]
+    def implementation(x, w):
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return torch.cos(torch.mm(x, w))
+
+    ops = [op(implementation, Var("x"), Var("w"), out="a"), op(torch.sin, Var("a"), out="y")]
     x, w = rand(4, 4), rand(4, 4)
     compiled = EXECUTOR.compile(region(ops, {"x": x, "w": w}, ["y"]))
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), Spy():
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad(), Spy():
         compiled._compile(compiled.key([x, w]), [x, w])
-    assert aten.cos.default not in seen
+    assert (False, False) in seen
+    assert not {(True, False), (False, True), (True, True), aten.cos.default} & set(seen)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x, w), (torch.cos(x @ w),))
+        torch.testing.assert_close(compiled(x, w), (torch.sin(torch.cos(x @ w)),))
 
 
 def test_parameters_and_inputs_that_require_grad_work():
@@ -318,22 +323,27 @@ def test_a_failure_names_the_region_its_ops_and_the_cause():
 
 
 def test_threads_that_call_a_new_region_together_compile_it_once():
-    x, w = rand(3, 7), rand(3, 7)
-    compiled = EXECUTOR.compile(region(SIN_MUL, {"x": x, "w": w}, ["y"], Phase.BW))
-    results = []
+    traced = []
 
-    def call():
-        with torch.no_grad():
-            results.append(compiled(x, w)[0])
+    def implementation(x):
+        traced.append(None)
+        return torch.sin(x)
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(compiled.variants) == 1
-    for result in results:
-        torch.testing.assert_close(result, torch.sin(x) * w)
+    def run(threads: int, x: torch.Tensor) -> int:
+        """Return how often the implementation was traced for that many calls at once."""
+        ops = [op(implementation, Var("x"), out="a"), op(torch.neg, Var("a"), out="y")]
+        compiled = EXECUTOR.compile(region(ops, {"x": x}, ["y"], Phase.BW))
+        workers = [threading.Thread(target=compiled, args=(x,)) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        count = len(traced)
+        traced.clear()
+        torch.testing.assert_close(compiled(x), (-torch.sin(x),))
+        return count
+
+    assert run(4, rand(3, 7)) == run(1, rand(3, 8)) > 0
 
 
 FLOAT = TensorType((2,), torch.float32)

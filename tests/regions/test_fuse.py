@@ -177,9 +177,11 @@ def test_an_op_on_two_devices_runs_by_itself():
         %a: f32[2, 2] = a(%x)
         %b: f32[2, 2] cuda:0 = b(%w)
         %c: f32[2, 2] = c(%a, %b)
-        return (%c)
+        %d: f32[2, 2] = d(%c)
+        %e: f32[2, 2] cuda:0 = e(%c)
+        return (%d, %e)
     """, "%x: f32[2, 2], %w: f32[2, 2] cuda:0")
-    assert shape(fuse(trace, [ANY])) == ["a", "b", "c"]
+    assert shape(fuse(trace, [ANY])) == ["a", "b", "c", "d", "e"]
 
 
 def test_the_first_executor_that_can_run_an_op_gets_it():
