@@ -99,6 +99,12 @@ def test_without_recompute_all_that_the_backward_reads_is_saved():
 
 def test_without_fuse_only_views_are_computed_again():
     assert compiled(disable=("fuse",)).halves.saved == ("x", "a", "b")
+    text = BLOCK.replace("aten.neg.default(%b)", "aten.t.default(%b)  # [view]")
+    text = text.replace("aten.mul.Tensor(%da, %b)", "aten.mul.Tensor(%b, %z)").replace("return (%y, %z)", "return (%y, %y)")
+    text = text.replace("get_grad(%z, 1)", "get_grad(%y, 1)")
+    result = compiled(text, disable=("fuse",))
+    assert result.halves.saved == ("x", "a", "b")
+    assert "bw_z" in result.halves.backward.types
 
 
 def test_ops_that_an_executor_which_does_not_fuse_claims_first_are_not_cheap():

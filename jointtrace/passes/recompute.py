@@ -5,7 +5,7 @@ Ensures   same inputs, outputs, gradients and values. The choice is a minimum cu
           save, next to nothing where the caller keeps its memory alive anyway. Of all minimum cuts it is the one with
           the least to compute again. Computed again are only ops that `cheap` allows and those of the user's
           checkpoints (RECOMPUTE), whose values are not saved; never ops that draw random numbers, communicate, write to
-          memory, touch memory that the trace writes to, of which nothing is known, or that are compute-bound outside a
+          memory, read memory that the trace writes to, of which nothing is known, or that are compute-bound outside a
           checkpoint. Each is computed again once, as `bw_<name>`, right before the first backward op that needs it.
 Cost      one minimum cut over a graph of O(ops + operands).
 """
@@ -93,8 +93,8 @@ def _why_not(op: Op, cheap: Callable[[Op], bool], unstable: set[str], storage: M
     """Return why `op` must not run again in the backward, or None."""
     if never := op.tags & NEVER:
         return f"{op.target.name} is {min(tag.value for tag in never)}"
-    if any(storage[name] in unstable for name in (*op.ins, *op.outs)):
-        return f"{op.target.name} touches memory that is written to"
+    if any(storage[name] in unstable for name in op.ins):
+        return f"{op.target.name} reads or writes memory that is written to"
     if Tag.RECOMPUTE in op.tags:
         return None
     if dear := op.tags & DEAR:

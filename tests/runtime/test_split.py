@@ -138,6 +138,43 @@ def test_a_gradient_depends_on_what_was_written_to_its_memory():
     assert depends(parse(text)) == (frozenset({0, 1}), frozenset({0, 1}))
 
 
+def test_a_gradient_depends_on_every_write_to_its_memory():
+    text = """
+    trace (%x: f32[2], %w: f32[2]) {
+      fw:
+        %y: f32[2] = aten.sin.default(%x)
+        %z: f32[2] = aten.cos.default(%x)
+      bw:
+        %g: f32[2] = get_grad(%y, 0)  # [get_grad]
+        %h: f32[2] = get_grad(%z, 1)  # [get_grad]
+        %a: f32[2] = aten.neg.default(%w)
+        %u: f32[1] = aten.slice.Tensor(%a, 0, 0, 1)  # [view]
+        %v: f32[1] = aten.slice.Tensor(%a, 0, 1, 2)  # [view]
+        %b: f32[1] = aten.add_.Tensor(%u, %g)  # [mutates] writes(%u)
+        %c: f32[1] = aten.add_.Tensor(%v, %h)  # [mutates] writes(%v)
+      return (%y, %z) grads (%a, None)
+    }
+    """
+    assert depends(parse(text)) == (frozenset({0, 1}), frozenset())
+
+
+def test_a_gradient_depends_on_writes_to_memory_that_an_opaque_op_may_have_passed_on():
+    text = """
+    trace (%x: f32[2]) {
+      fw:
+        %y: f32[2] = aten.sin.default(%x)
+      bw:
+        %g: f32[2] = get_grad(%y, 0)  # [get_grad]
+        %a: f32[2] = aten.neg.default(%x)
+        %o: f32[2] = custom.op(%a)  # [opaque]
+        %b: f32[2] = aten.add_.Tensor(%a, %g)  # [mutates] writes(%a)
+        %dx: f32[2] = aten.neg.default(%o)
+      return (%y) grads (%dx)
+    }
+    """
+    assert depends(parse(text)) == (frozenset({0}),)
+
+
 def run_halves(halves: Halves, trace: Trace):
     inputs = sample_inputs(trace)
     cotangents = sample_cotangents(trace)
