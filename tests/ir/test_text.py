@@ -326,6 +326,17 @@ trace (%v0: f32[s0]) {
 }""")
 
 
+def test_canonical_text_numbers_the_values_of_a_body_by_themselves():
+    def nested(*names: str) -> str:
+        x, y, z, a, b = names
+        body = Trace((a,), (call(aten.sin.default, Var(a), out=Var(b)),), (Var(b),), types={a: F23, b: F23})
+        region = Op(Target("region"), (Var(x),), out=(Var(y),), body=body)
+        last = call(aten.mul.Tensor, Var(x), Var(y), out=Var(z))
+        return canonical(Trace((x,), (region, last), (Var(z),), types={x: F23, y: F23, z: F23}))
+
+    assert nested("x", "y", "z", "a", "b") == nested("x", "y", "z", "x", "y") == nested("x", "y", "z", "z", "x")
+
+
 @given(traces())
 def test_canonical_text_differs_where_two_values_are_swapped(trace):
     binary = [op for op in trace.ops if len(set(op.ins)) == 2 and not op.writes]
