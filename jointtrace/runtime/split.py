@@ -71,8 +71,7 @@ def depends(trace: Trace) -> tuple[frozenset[int], ...]:
             for name in op.ins:
                 mask |= values.get(name, 0) | memory.get(storage[name], 0)
         values.update((name, mask) for name in op.outs)
-        for name in op.writes:
-            memory[storage[name]] = memory.get(storage[name], 0) | mask
+        memory.update((storage[name], mask) for name in op.writes)  # also holds earlier writes: it read that memory
     return tuple(
         _positions(values.get(grad.name, 0) | memory.get(storage[grad.name], 0)) if grad else frozenset()
         for grad in trace.grads
