@@ -81,7 +81,8 @@ def contest(executor: str | None, missing: str | None) -> Contest:
     if missing is None:
         return Contest(compilers)
     del compilers[variants.TORCH_COMPILE]
-    return Contest(compilers, {variants.TORCH_COMPILE: f"not available, so jointtrace runs its regions eagerly: {missing}"})
+    reason = f"not available, so jointtrace runs its regions eagerly: {missing}"
+    return Contest(compilers, {variants.TORCH_COMPILE: reason})
 
 
 def compare(out: Path, settings: Settings, entrants: Contest, console: Console) -> int:
