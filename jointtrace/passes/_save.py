@@ -14,29 +14,35 @@ HELD = 1  # cost of what the caller keeps alive anyway: not 0, so that fewer val
 def save_costs(trace: Trace) -> dict[str, int]:
     """Return for every forward value the bytes that saving it keeps alive.
 
-    A view keeps its whole base alive, so it never costs less than its base; two views of one base are then never
-    cheaper than the base, from which both are free to compute again. What shares memory with an input or an output
-    costs `HELD`, unless the trace writes to that memory: the next call may write to it before this backward runs.
+    A view keeps its whole base alive and is free to compute again from it, so it costs a little more than its base.
+    What shares memory with an input or an output costs `HELD`, unless the trace writes to that memory: the next call
+    may write to it before this backward runs.
     """
     storage = storage_of(trace)
-    sizes = _sizes(trace)
+    sizes, depths = _sizes(trace)
     unstable = written(trace.ops, storage)
     held: dict[str, int] = {}
     for name in (*trace.inputs, *trace.output_names):
         if storage[name] not in unstable and name in sizes:
             held[storage[name]] = max(held.get(storage[name], 0), sizes[name])
     # a reshape that has to copy, as after an expand, is larger than what it is a view of
-    return {name: HELD if size <= held.get(storage[name], 0) else size for name, size in sizes.items()}
+    return {
+        name: depths[name] + (HELD if size <= held.get(storage[name], 0) else size) for name, size in sizes.items()
+    }
 
 
-def _sizes(trace: Trace) -> dict[str, int]:
+def _sizes(trace: Trace) -> tuple[dict[str, int], dict[str, int]]:
+    """Return for every forward value the bytes it keeps alive, and how many views lie between it and its base."""
     sizes = {name: _size(trace, name) for name in trace.inputs}
+    depths = dict.fromkeys(trace.inputs, 0)
     for op in trace.ops[: trace.boundary]:
-        base = 0
+        base = None
         if op.tags & SHARING:
-            base = next((sizes[n] for n in op.ins if isinstance(trace.types.get(n), TensorType)), 0)
-        sizes.update((name, max(base, _size(trace, name))) for name in op.outs)
-    return sizes
+            base = next((name for name in op.ins if isinstance(trace.types[name], TensorType)), None)
+        for name in op.outs:
+            sizes[name] = max(_size(trace, name), sizes[base] if base else 0)
+            depths[name] = depths[base] + 1 if base else 0
+    return sizes, depths
 
 
 def _size(trace: Trace, name: str) -> int:
