@@ -163,6 +163,12 @@ def test_constants_that_print_differently_make_different_traces(one, other):
     assert str(one_op(args=(one,))) != str(one_op(args=(other,)))
 
 
+def test_tensors_are_equal_constants_only_where_they_are_one_object():
+    one, other = torch.ones(2), torch.ones(2)
+    assert one_op(args=(one,)) == one_op(args=(one,))
+    assert one_op(args=(one,)) != one_op(args=(other,))
+
+
 names = st.text(min_size=1) | st.sampled_from(
     ["fw", "bw", "return", "trace", "with", "types", "None", "a.b", "1", "-", "$0", "torch.float32", "writes", "symbol"]
 )
