@@ -28,7 +28,7 @@ def test_it_is_content_where_thunder_runs():
     assert code == 0
     assert text.endswith("jointtrace can be used here.\n")
     lines = _lines(text)
-    assert torch.__version__ in lines["torch"]
+    assert torch.__version__.partition("+")[0] in lines["torch"]
     assert "0.2.6" in lines["lightning-thunder"]
     assert "repaired" in lines["autograd.Function.apply(x, x) fails"]
     assert "not repaired" not in text

@@ -28,9 +28,7 @@ def _accept_new_contract(rule: Callable[..., Any]) -> Callable[..., Any]:
         return wrap(make(fn.value), provenance=fn.provenance)
 
     @functools.wraps(rule)
-    def autograd_function_apply(fwd: Any, bwd: Any, *args: Any, **kwargs: Any) -> Any:
-        if "args_tensor_mask" in kwargs:
-            return rule(fwd, bwd, *args, **kwargs)
+    def autograd_function_apply(fwd: Any, bwd: Any, *args: Any, **_: Any) -> Any:
         one = _returns_one(fwd.value)
         forward = dressed(fwd, _one_output if one else _with_context)
         mask = wrap_const([True] * len(args))

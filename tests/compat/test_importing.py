@@ -16,6 +16,17 @@ from jointtrace.compat.breaks import BREAKS
 assert all(found.repaired for found in BREAKS if found.holds)
 """
 
+IMPORT_WITHOUT_US = """
+from jointtrace.compat.breaks import BREAKS
+import contextlib, sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if 'jointtrace' not in type(finder).__module__]
+with contextlib.ExitStack() as stubs:
+    for found in BREAKS:
+        if found.holds and found.during_import:
+            stubs.enter_context(found.during_import())
+    import thunder
+"""
+
 
 def test_importing_jointtrace_imports_neither_thunder_nor_torch(python):
     python("import jointtrace, sys; assert not {'thunder', 'torch'} & set(sys.modules)")
@@ -58,17 +69,9 @@ assert not any(name.startswith('thunder.') for name in sys.modules)
 {USE}""")
 
 
-@BREAKS_ALONE
-def test_thunder_imported_with_other_stubs_is_repaired_too(python):
+def test_thunder_imported_by_other_means_is_repaired_too(python):
     python(f"""
-from jointtrace.compat.breaks import BREAKS
-import contextlib, sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if 'jointtrace' not in type(finder).__module__]
-with contextlib.ExitStack() as stubs:
-    for found in BREAKS:
-        if found.holds and found.during_import:
-            stubs.enter_context(found.during_import())
-    import thunder
+{IMPORT_WITHOUT_US}
 assert not all(found.repaired for found in BREAKS if found.holds)
 import importlib, jointtrace
 importlib.reload(jointtrace)
@@ -125,7 +128,23 @@ assert all(map(is_applied, good))
 """)
 
 
-def test_patches_come_off_when_the_front_end_cannot_be_attached(python):
+def test_patches_come_off_an_imported_thunder_when_the_front_end_cannot_be_attached(python):
+    python(f"""
+{IMPORT_WITHOUT_US}
+from jointtrace.compat import importing, repeated_argument
+from jointtrace.compat.patching import is_applied
+importing.FRONT_END = 'os:no_such_function'
+try:
+    importing.activate()
+except AttributeError:
+    pass
+else:
+    raise SystemExit('expected to fail')
+assert not any(map(is_applied, repeated_argument.PATCHES))
+""")
+
+
+def test_thunder_can_be_imported_again_after_the_front_end_could_not_be_attached(python):
     python("""
 import jointtrace, sys
 from jointtrace.compat import importing, repeated_argument
