@@ -37,6 +37,7 @@ from jointtrace.runtime.split import Halves
 
 OPTION = "delay_trace_split"
 DETAILS = "jointtrace"
+ALIASES_LEFT = "skip_inplace_alias_updates"  # in-place operations come as the user wrote them
 ATTRIBUTE = "jointtrace_record"  # on our traces, and on the function behind a backward trace
 
 
@@ -70,9 +71,9 @@ def _jit(original: Callable[..., Any]) -> Callable[..., Any]:
         if OPTION not in options and DETAILS not in options:
             return original(fn, executors=executors, **options)
         ours = options_of(options)
-        resolve(ours.executors if ours else None)  # an unknown or unavailable one is an error here, not at the first call
+        resolve(ours.executors if ours else None)  # so that an unknown or unavailable one is an error here
         given = resolve_executors(executors if executors is not None else _default_operators())
-        return original(fn, executors=(*given, OPERATORS), **options)
+        return original(fn, executors=(*given, OPERATORS), **{**options, ALIASES_LEFT: True})
 
     return jit
 
@@ -98,6 +99,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
     data, stats = _compile_data.get()
     get_compile_option(OPTION, "jointtrace: True splits the joint trace after executors claimed it, False before.")
     get_compile_option(DETAILS, "jointtrace: a dict of further options (executors, disable).")
+    get_compile_option(ALIASES_LEFT, "jointtrace resolves aliases itself")
     executors = _region_executors(options, data.executors_list)
     record = Record("thunder", options, executors)
     add_record(stats, record)
@@ -218,6 +220,7 @@ def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
         return connect(
             backward_fn, kwargs["flat_args"], kwargs["flat_output"], kwargs["saved_tensors"], kwargs["saved_other"],
             differentiable=record.differentiable, depends=record.depends,
+            drop_grads=kwargs["return_none_instead_of_grads"],
         )
 
     return connect_to_autograd

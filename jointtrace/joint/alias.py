@@ -1,112 +1,147 @@
-"""In-place operations and views in the joint trace: what a write to one alias means for the gradients of the others.
+"""In-place operations and views: what a write to one alias means for the values and gradients of the others.
 
-thunder runs an in-place operation as `copy_` and renames every alias before each use (`update_aliases`). For gradients
-each value must be what it is as a function: after a write through a view, the tensor it views holds its old value with
-a part replaced, and every other view of it is that view of the new value. So here
-- a write through a view makes a new version of the viewed tensor (`refresh`), whose cotangent goes to what was
-  written where the view looks, and to the old version everywhere else;
-- another alias is made again from the newest version, by its own chain of views, when it is next used.
+thunder keeps an in-place operation as `copy_`, whose result is the written tensor. For gradients each value must be
+what it is as a function: after a write through a view, the viewed tensor is its old value with a part replaced, and
+every other view of it is that view of the new value. So a read of a value whose memory was written since is redirected
+- to the value that was written, where it looks at the same part;
+- else to its own chain of views applied to the newest version of the viewed tensor, which `refresh` makes of the old
+  version and the written part: its cotangent goes to the written part where the view looks, to the old one elsewhere.
+
+What cannot be right raises: a write that would give an argument a gradient history of its own, and, when the program
+runs, a write to what was taken for a view but is a copy there.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import thunder.torch as ltorch
 import torch
 from thunder.core import prims
-from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.proxies import ProxyTag, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, tracectx
 
+from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Var
 from jointtrace.joint.claim import Claims, run_ops
-from jointtrace.joint.expand import Get, Put, rule_of
-from jointtrace.joint.symbols import is_view, proxy_of, source_of, type_of
+from jointtrace.joint.expand import Get, Put, Rest, rule_of
+from jointtrace.joint.symbols import is_view, may_be_view, proxy_of, source_of, type_of, where
 
 if TYPE_CHECKING:
     from jointtrace.joint.build import Walk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Look:
-    """One view in a chain: the symbol, and which of its results."""
+    """One view in a chain: the symbol, which of its results, and whether it is a view whatever the strides."""
 
     bsym: BoundSymbol
     index: int
+    certain: bool
+    detached: bool
+
+
+Path = tuple[Look, ...]
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write that the viewed tensor does not show yet."""
+
+    name: str
+    path: Path
+    bsym: BoundSymbol
+    detached: bool
+
+
+class Memory:
+    """What one tensor and all views of it share: how often it was written, and the values at its newest version."""
+
+    def __init__(self, root: str) -> None:
+        self.version = 0
+        self.whole = root  # newest value of the whole tensor, but for `pending`
+        self.pending: Write | None = None
+        self.current: dict[Path, str] = {}
 
 
 class Aliases:
-    """Which storage each value looks at, through which views, and in which version."""
+    """Which memory each value looks at, through which views, and in which version."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        self.active = any(writes(b) for b in walk.computation.bound_symbols)
+        self.memory: dict[str, Memory] = {}
         self.root: dict[str, str] = {}
-        self.path: dict[str, tuple[Look, ...]] = {}
-        self.version: dict[str, int] = {}  # of a root: how often it was written
+        self.path: dict[str, Path] = {}
         self.seen: dict[str, int] = {}  # of a value: the version it shows
-        self.latest: dict[str, str] = {}  # of a root: the value that is its newest version
-        self.writes = any(writes(b) for b in walk.computation.bound_symbols)
+        self.effects: set[str] = set()  # results of writes that are no user's in-place operation
 
-    def handles(self, bsym: BoundSymbol) -> bool:
-        """Whether a symbol is about aliases; also takes note of views."""
-        if not self.writes:
-            return False
-        if writes(bsym):
-            return True
-        if bsym.flat_proxy_args and bsym.flat_proxy_outs and is_view(bsym):
-            self.note_view(bsym)
-        return False
+    # reads
 
-    def process(self, bsym: BoundSymbol) -> list[Any]:
-        """Add the ops of `update_aliases` or `copy_`; return the subsymbols of anything else that writes."""
-        if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
-            for old, new in zip(bsym.args[0], bsym.output, strict=True):
-                self.update(old, new)
-            return []
-        if bsym.sym.id is prims.PrimIDs.COPY_:
-            self.write(bsym)
-            return []
-        return list(bsym.subsymbols)
+    def read(self, proxies: Sequence[Any]) -> None:
+        """Let each proxy stand for what its memory holds now."""
+        if self.active:
+            for proxy in proxies:
+                if isinstance(proxy, TensorProxy):
+                    self.walk.names[proxy.name] = self.newest(self.walk.name(proxy))
 
-    def note_view(self, bsym: BoundSymbol) -> None:
-        """Remember that the results of `bsym` look at its first operand."""
-        base = self.walk.name(bsym.flat_proxy_args[0])
-        for index, out in enumerate(bsym.flat_proxy_outs):
-            self.root[out.name] = self.root_of(base)
-            self.path[out.name] = (*self.path.get(base, ()), Look(bsym, index))
-            self.seen[out.name] = self.seen.get(base, 0)
-
-    def root_of(self, name: str) -> str:
-        return self.root.get(name, name)
-
-    def is_stale(self, name: str) -> bool:
-        """Whether the storage of a value was written since the value was made."""
-        return self.seen.get(name, 0) != self.version.get(self.root_of(name), 0)
-
-    def update(self, old: TensorProxy, new: TensorProxy) -> None:
-        """Let `new` be what `old` shows now."""
-        name = self.walk.name(old)
-        if not self.is_stale(name):
-            self.walk.names[new.name] = name
-            return
-        root = self.root_of(name)
-        current = self.latest[root]
-        for look in self.path.get(name, ()):
+    def newest(self, name: str) -> str:
+        """Return the value that `name` shows now."""
+        memory = self.memory.get(self.root.get(name, name))
+        if memory is None or self.seen.get(name, 0) == memory.version:
+            return name
+        path = self.path.get(name, ())
+        start = next((n for n in range(len(path), 0, -1) if path[:n] in memory.current), 0)
+        current = memory.current[path[:start]] if start else self.newest_whole(memory)
+        for end, look in enumerate(path[start:], start + 1):
             current = self.replay(look, current)
-        self.walk.names[new.name] = current
-        self.root[current], self.path[current] = root, self.path.get(name, ())
-        self.seen[current] = self.version[root]
+            memory.current[path[:end]] = current
+        return current
+
+    def newest_whole(self, memory: Memory) -> str:
+        """Return the newest value of a whole tensor; after that, other values of its memory are read anew."""
+        if memory.pending is not None:
+            write, memory.pending = memory.pending, None
+            memory.version += 1
+            memory.current.clear()
+            memory.whole = self.refresh(memory.whole, write)
+        return memory.whole
+
+    # views
+
+    def note_view(self, bsym: BoundSymbol) -> bool:
+        """Remember that the results of `bsym` look at its first operand, if they do or may; return whether."""
+        operands = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+        certain = self.active and is_view(bsym)
+        if not self.active or not operands or not (certain or may_be_view(bsym)):
+            return False
+        base = self.walk.name(operands[0])
+        certain = certain and not _may_copy(bsym)
+        detached = bsym.sym.name == "detach" or any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags for p in _tensors(bsym))
+        for index, out in enumerate(bsym.flat_proxy_outs):
+            if isinstance(out, TensorProxy):
+                look = Look(bsym, index, certain, detached)
+                self.place(out.name, self.root.get(base, base), (*self.path.get(base, ()), look))
+        return True
+
+    def place(self, name: str, root: str, path: Path) -> None:
+        """Register a value made from the newest version of its memory."""
+        self.root[name], self.path[name] = root, path
+        self.seen[name] = self.memory[root].version if root in self.memory else 0
 
     def replay(self, look: Look, base: str) -> str:
         """Apply one view of a chain to another base; return the name of its result."""
         walk = self.walk
-        operand = look.bsym.flat_proxy_args[0]
+        operand = next(p for p in look.bsym.flat_proxy_args if isinstance(p, TensorProxy))
         held = walk.names.get(operand.name)
         walk.names[operand.name] = base
         with tracectx(TraceCtx(None)):
             proxies = {variableify(p): proxy_of(walk.fresh(p.name), type_of(p)) for p in _made(look.bsym)}
+        for old, new in proxies.items():
+            new.tags.update(old.proxy.tags)
         out = proxies[variableify(look.bsym.flat_proxy_outs[look.index])].name
         pending: list[Any] = [look.bsym.from_bsym_swap_proxies(proxies)]
         while pending:
@@ -115,49 +150,103 @@ class Aliases:
             del walk.names[operand.name]
         else:
             walk.names[operand.name] = held
+        self.place(out, self.root.get(base, base), (*self.path.get(base, ()), look))
         return out
 
-    def write(self, bsym: BoundSymbol) -> None:
-        """Add a `copy_`, and where it writes through a view a new version of what is viewed."""
-        walk = self.walk
-        target = walk.name(bsym.args[1])
-        differentiable = walk.is_differentiable(bsym)
-        walk.instantiate(bsym, walk.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
-        root, path, out = self.root_of(target), self.path.get(target, ()), bsym.output.name
-        self.version[root] = self.version.get(root, 0) + 1
-        self.root[out], self.path[out], self.seen[out] = root, path, self.version[root]
-        before = self.latest.get(root, root)
-        self.latest[root] = self.refresh(before, out, path, bsym) if path else out
+    # writes
 
-    def refresh(self, before: str, written: str, path: Sequence[Look], bsym: BoundSymbol) -> str:
-        """Add the new version of the tensor `before`, a part of which was replaced by `written`."""
+    def process(self, bsym: BoundSymbol) -> list[Any]:
+        """Add the ops of `update_aliases` or `copy_`; return the subsymbols of anything else that writes."""
+        if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
+            for old, new in zip(bsym.args[0], bsym.output, strict=True):
+                self.walk.names[new.name] = self.walk.name(old)
+            return []
+        if bsym.sym.id is prims.PrimIDs.COPY_:
+            self.write(bsym)
+            return []
+        if not bsym.subsymbols or rule_of(bsym)[0] is not None:
+            raise UnsupportedError(f"{bsym.sym.name} ({where(bsym)}) has a gradient rule of its own and writes in "
+                                   "place; write to a clone inside it")
+        if not _is_inplace(bsym):  # as batch norm, which updates its statistics: no gradient goes through that
+            self.effects.update(_copied(bsym))
+        return list(bsym.subsymbols)
+
+    def write(self, bsym: BoundSymbol) -> None:
+        """Add a `copy_`; its result is the value that what it writes to has from now on."""
         walk = self.walk
-        root = self.root_of(written)
-        new = walk.fresh(before)
+        out, target = bsym.output.name, walk.name(bsym.args[1])
+        root, path = self.root.get(target, target), self.path.get(target, ())
+        memory = self.memory.setdefault(root, Memory(root))
+        if memory.pending is not None and memory.pending.path != path:
+            self.newest_whole(memory)
+        detached = self.is_detached(bsym, path)
+        if not detached:
+            self.check_argument(root, bsym)
+        differentiable = not detached and walk.is_differentiable(bsym)
+        walk.instantiate(bsym, walk.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
+        if target in walk.needs:
+            walk.needs.add(out)
+            grad = f"cotangent of {out}"
+            walk.backward.append([Get(out, grad), Put(target, grad)] if detached else [Rest(out, target)])
+        memory.version += 1
+        memory.current = {path: out}
+        self.place(out, root, path)
+        if path:
+            memory.pending = Write(out, path, bsym, detached)
+            if all(look.certain for look in path):
+                self.newest_whole(memory)
+        else:
+            memory.whole, memory.pending = out, None
+
+    def is_detached(self, bsym: BoundSymbol, path: Path) -> bool:
+        """Whether autograd does not see a write."""
+        enabled = bsym.kwargs.get("grad_enabled", bsym.args[2] if len(bsym.args) > 2 else True)
+        return not enabled or bsym.output.name in self.effects or any(look.detached for look in path)
+
+    def check_argument(self, root: str, bsym: BoundSymbol) -> None:
+        """Raise where a write gives an argument of the function a gradient history, which would end with the call."""
+        walk = self.walk
+        if root not in walk.arguments or not walk.gradients:
+            return
+        if root in walk.needs:
+            raise UnsupportedError(f"{_where(bsym)} writes in place to {root}, an argument that requires a gradient; "
+                                   "write to a clone of it, or under torch.no_grad()")
+        if walk.name(bsym.args[0]) in walk.needs:
+            raise UnsupportedError(f"{_where(bsym)} writes a value that requires a gradient to {root}, an argument, "
+                                   "which outlives the call; write a detached value, or write to a clone of it")
+
+    def refresh(self, before: str, write: Write) -> str:
+        """Add the new version of the tensor `before`, a part of which was replaced; return its name."""
+        walk = self.walk
+        new, source = walk.fresh(before), source_of(write.bsym)
         walk.types[new] = walk.types[before]
-        walk.ops.append(_own_op("refresh", lambda old, _: old, (Var(before), Var(written)), new,
-                                frozenset({Tag.MUTATES, Tag.VIEW}), (before,)).replace(source=source_of(bsym)))
-        self.version[root] += 1  # the refresh counts as a write, so that aliases are made again from it
-        self.root[new], self.path[new], self.seen[new] = root, (), self.version[root]
-        if before in walk.needs or written in walk.needs:
+        tags = frozenset({Tag.MUTATES, Tag.VIEW})
+        op = own_op(f"refresh_{new}", _refresh(write), (Var(before), Var(write.name)), new, tags)
+        walk.ops.append(op.replace(writes=(before,), source=source))
+        self.place(new, self.root.get(before, before), ())
+        if before in walk.needs or write.name in walk.needs:
             walk.needs.add(new)
-            walk.backward.append(self._backward(new, before, written, path))
+            walk.backward.append(self._backward(new, before, write))
         return new
 
-    def _backward(self, new: str, before: str, written: str, path: Sequence[Look]) -> list[Any]:
-        walk = self.walk
-        look = _look_through(path, walk.executors)
-        grad, part = f"cotangent of {new}", walk.fresh(f"d_{written}")
-        walk.types[part] = walk.types[written]
-        steps: list[Any] = [Get(new, grad)]
-        through = _own_op("view_through", look, (Var(grad),), part, frozenset()).replace(phase=Phase.BW)
-        steps += [through, Put(written, part)]
-        if not _covers(walk.types[written], walk.types[before]):
-            rest = walk.fresh(f"d_{before}")
-            walk.types[rest] = walk.types[before]
-            steps += [_own_op("zero_through", lambda g: zero_through(g, look), (Var(grad),), rest,
-                              frozenset()).replace(phase=Phase.BW), Put(before, rest)]
-        return steps
+    def _backward(self, new: str, before: str, write: Write) -> list[Any]:
+        walk, grad = self.walk, f"cotangent of {new}"
+        if write.detached:
+            return [Get(new, grad), Put(before, grad)]
+        whole, kind = walk.types[before], walk.types[write.name]
+        if not isinstance(kind, TensorType) or not isinstance(whole, TensorType) or kind.dtype != whole.dtype:
+            raise UnsupportedError(f"{_where(write.bsym)} writes in place through a view of another dtype; write to a "
+                                   "clone of it")
+        look, part = _look_through(write.path, walk.executors), walk.fresh(f"d_{write.name}")
+        walk.types[part] = kind
+        through = own_op(f"view_through_{write.name}", look, (Var(grad),), part, frozenset()).replace(phase=Phase.BW)
+        steps: list[Any] = [Get(new, grad), through, Put(write.name, part)]
+        if math.prod(map(int, kind.shape)) == math.prod(map(int, whole.shape)):
+            return [*steps, Rest(new, before)]
+        rest = walk.fresh(f"d_{before}")
+        walk.types[rest] = whole
+        zeroed = own_op(f"zero_through_{write.name}", lambda g: zero_through(g, look), (Var(grad),), rest, frozenset())
+        return [*steps, zeroed.replace(phase=Phase.BW), Put(before, rest)]
 
 
 def zero_through(grad: torch.Tensor, look: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -166,7 +255,7 @@ def zero_through(grad: torch.Tensor, look: Callable[[torch.Tensor], torch.Tensor
     return grad.reshape(-1).index_fill(0, positions, 0).view(grad.shape)
 
 
-def _look_through(path: Sequence[Look], executors: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _look_through(path: Path, executors: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a chain of views as one function of a tensor."""
     programs = []
     for look in path:
@@ -184,15 +273,35 @@ def _look_through(path: Sequence[Look], executors: Any) -> Callable[[torch.Tenso
     return run
 
 
-def _covers(part: Any, whole: Any) -> bool:
-    return isinstance(part, TensorType) and math.prod(map(int, part.shape)) == math.prod(map(int, whole.shape))
+def _refresh(write: Write) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    looks = [f"{look.bsym.sym.name} ({where(look.bsym)})" for look in write.path if not look.certain]
+    message = (f"{_where(write.bsym)} writes in place to a result of {' and '.join(looks)}, which is a copy for these "
+               "strides, and the tensor it was made from is read later as if it were a view; write to that tensor")
+
+    def refresh(before: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+        if looks and before.untyped_storage().data_ptr() != written.untyped_storage().data_ptr():
+            raise UnsupportedError(message)
+        return before
+
+    return refresh
 
 
-def _own_op(name: str, fn: Callable[..., Any], args: tuple[Any, ...], out: str, tags: frozenset[Tag],
-            writes: tuple[str, ...] = ()) -> Op:
+def _where(bsym: BoundSymbol) -> str:
+    return f"the operation at {where(bsym)}" if where(bsym) else bsym.sym.name
+
+
+def own_op(name: str, fn: Callable[..., Any], args: tuple[Any, ...], out: str | None, tags: frozenset[Tag]) -> Op:
+    """Return an op of ours that runs `fn`; a name stands for one function in a trace and in the code made of it."""
     symbol = Symbol(name, meta=None, id=f"jointtrace.{name}")
     payload = BoundSymbol(symbol, (), {}, None, _call_ctx={name: fn})
-    return Op(Target(f"jointtrace.{name}", fn), args, out=Var(out), tags=tags, writes=writes, payload=payload)
+    return Op(Target(f"jointtrace.{name}", fn), args, out=None if out is None else Var(out), tags=tags, payload=payload)
+
+
+def _copied(bsym: BoundSymbol) -> Iterator[str]:
+    if bsym.sym.id is prims.PrimIDs.COPY_:
+        yield bsym.output.name
+    for sub in bsym.subsymbols:
+        yield from _copied(sub)
 
 
 def _made(bsym: BoundSymbol) -> list[TensorProxy]:
@@ -202,6 +311,19 @@ def _made(bsym: BoundSymbol) -> list[TensorProxy]:
         made.update((p.name, p) for p in _made(sub))
     given = {p.name for p in bsym.flat_proxy_args}
     return [p for name, p in made.items() if name not in given]
+
+
+def _tensors(bsym: BoundSymbol) -> list[TensorProxy]:
+    return [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
+
+
+def _may_copy(bsym: BoundSymbol) -> bool:
+    return bsym.sym.id is prims.PrimIDs.RESHAPE or bsym.sym in ltorch._syms_that_may_return_views or any(
+        map(_may_copy, bsym.subsymbols))
+
+
+def _is_inplace(bsym: BoundSymbol) -> bool:
+    return prims.OpTags.IN_PLACE in (bsym.sym.tags or ()) or bsym.subsymbols[-1].sym.id is prims.PrimIDs.COPY_
 
 
 def writes(bsym: BoundSymbol) -> bool:

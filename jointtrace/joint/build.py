@@ -5,7 +5,8 @@ Ensures   a `Trace` with claimed ops only: forward first, then backward; one GET
           position; a gradient for each input that requires one and can have one; RECOMPUTE on what a checkpoint covers.
 Cost      linear in the ops of the joint trace; gradient rules run once per distinct call.
 
-Reverse-mode accumulation over a list of local backward programs, as in Griewank and Walther, Evaluating Derivatives (2008).
+Reverse-mode accumulation over a list of local backward programs, as in Griewank and Walther, Evaluating Derivatives
+(2008).
 """
 from __future__ import annotations
 
@@ -16,22 +17,24 @@ from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core import prims
+from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import is_constant_for_vjp
 from thunder.extend import Executor
 
-from jointtrace.errors import UnsupportedError
+from jointtrace.errors import UnsupportedError, VerifyError
 from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Type, Var
 from jointtrace.ir.trace import Trace
-from jointtrace.joint.alias import Aliases
-from jointtrace.joint.expand import Get, Put, Template, call_key, expand, is_library_symbol, rule_of
+from jointtrace.joint.alias import Aliases, writes
+from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, rule_of
+from jointtrace.joint.overwritten import keep_overwritten
 from jointtrace.joint.symbols import flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
 EFFECTS = frozenset({Tag.MUTATES, Tag.COLLECTIVE, Tag.OPAQUE})
-Step = Op | Get | Put
+Step = Op | Get | Put | Rest
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class Walk:
     def __init__(self, computation: TraceCtx, executors: Sequence[Executor], gradients: bool) -> None:
         self.computation = computation
         self.executors = executors
+        self.gradients = gradients
         self.inputs = [p for p in flat_proxies((computation.args, computation.kwargs)) if isinstance(p, Proxy)]
         self.types: dict[str, Type] = {p.name: type_of(p) for p in self.inputs}
+        self.arguments = frozenset(self.types)
         self.needs: set[str] = set()  # values with a gradient
         if gradients:
             self.needs = {p.name for p in self.inputs if isinstance(p, TensorProxy) and p.requires_grad}
@@ -74,6 +79,7 @@ class Walk:
         self.ops: list[Op] = []
         self.backward: list[list[Step]] = []
         self.grads: dict[str, str] = {}
+        self.replaced: set[str] = set()  # values whose cotangent is zero but for what is in `grads`
         self.templates: dict[Any, Template] = {}
         self.used: set[str] = {*self.types, *computation.names}
         self.counts: dict[str, int] = {}
@@ -97,20 +103,23 @@ class Walk:
             return self.checkpoint(bsym)
         if any(ProxyTag.RECOMPUTE_IN_BACKWARD in p.tags for p in bsym.flat_proxy_outs):
             bsym = bsym.from_bsym(tags=bsym.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD})
-        if self.aliases.handles(bsym):
-            return self.aliases.process(bsym)
+        if self.aliases.active:
+            self.aliases.read(bsym.flat_proxy_args)
+            if writes(bsym):
+                return self.aliases.process(bsym)
+        view = self.aliases.note_view(bsym)
         if not self.is_differentiable(bsym):
-            self.instantiate(bsym, self.template(bsym, None, True))
+            self.instantiate(bsym, self.template(bsym, None, True), view=view)
             return []
         rule, shareable = rule_of(bsym)
         if rule is not None:
-            self.instantiate(bsym, self.template(bsym, rule, shareable))
+            self.instantiate(bsym, self.template(bsym, rule, shareable), view=view)
             return []
         if bsym.sym.is_prim or not bsym.subsymbols:
             if not bsym.sym.is_prim and not bsym.flat_proxy_outs:
                 return []
-            raise UnsupportedError(f"no gradient rule for {bsym.sym.name} ({where(bsym) or 'no source known'}); register "
-                                   "one with an executor (thunder.extend), or detach its operands")
+            raise UnsupportedError(f"no gradient rule for {bsym.sym.name} ({where(bsym) or 'no source known'}); "
+                                   "register one with an executor (thunder.extend), or detach its operands")
         return [sub.from_bsym(tags=sub.tags | bsym.tags) if bsym.tags else sub for sub in bsym.subsymbols]
 
     def is_differentiable(self, bsym: BoundSymbol) -> bool:
@@ -120,7 +129,7 @@ class Walk:
         return not is_constant_for_vjp(bsym)
 
     def checkpoint(self, bsym: BoundSymbol) -> list[Any]:
-        """Tag what a checkpoint covers for recomputation, except what it returns: the rest of the program keeps that."""
+        """Tag what a checkpoint covers for recomputation, except what it returns: the program outside keeps that."""
         given = {p.name for p in bsym.flat_proxy_args}
         inside = [sub.from_bsym(tags=sub.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD}) for sub in bsym.subsymbols]
         returned = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and p.name not in given]
@@ -128,12 +137,14 @@ class Walk:
 
     def keep(self, proxies: Sequence[TensorProxy]) -> None:
         """Give each value a second name that is not tagged for recomputation, and use it from here on."""
+        self.aliases.read(proxies)
         for proxy in dict.fromkeys(proxies):
             inner = self.name(proxy)
             copy = self.fresh(f"{inner}_kept")
             self.types[copy] = self.types[inner]
             with tracectx(TraceCtx(None)):
                 bsym = prims.shallow_copy.bind(proxy, output=proxy_of(copy, self.types[copy]))
+            self.aliases.note_view(bsym)
             differentiable = inner in self.needs
             self.instantiate(bsym, self.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
             self.names[proxy.name] = copy
@@ -151,7 +162,7 @@ class Walk:
                 self.templates[key] = template
         return template
 
-    def instantiate(self, bsym: BoundSymbol, template: Template) -> None:
+    def instantiate(self, bsym: BoundSymbol, template: Template, *, view: bool = False) -> None:
         """Add a template's forward ops under the names of this call, and remember its backward."""
         operands = call_key(bsym, self.names)[1]
         outs = tuple(p.name for p in bsym.flat_proxy_outs)
@@ -159,7 +170,9 @@ class Walk:
         names.update((old, new) for old, new in zip(template.outputs, outs, strict=True) if old not in names)
         source = None if not template.forward else source_of(bsym)
         for op in template.forward:
-            self.ops.append(self.renamed(op, template, names).replace(source=source))
+            op = self.renamed(op, template, names)
+            tags = op.tags | {Tag.VIEW} if view and not set(op.outs).isdisjoint(outs) else op.tags
+            self.ops.append(op.replace(source=source, tags=tags))
         if not template.backward:
             return
         wishes = {step.grad: f"d_{names.get(step.to, step.to)}" for step in template.backward if isinstance(step, Put)}
@@ -192,6 +205,7 @@ class Walk:
     def finish(self) -> Joint:
         """Accumulate the cotangents from the outputs back to the inputs and return the joint trace."""
         outputs = flat_proxies(self.computation.bound_symbols[-1].args[0]["output"])
+        self.aliases.read(outputs)
         flat = tuple(Var(self.name(o)) if isinstance(o, Proxy) else o for o in outputs)
         differentiable = tuple(isinstance(o, Var) and o.name in self.needs for o in flat)
         for position, out in enumerate(flat):
@@ -199,11 +213,14 @@ class Walk:
                 self.seed(out.name, position)
         for chunk in reversed(self.backward):
             self.pull_back(chunk)
+        for name in (p.name for p in self.inputs if p.name in self.replaced and p.name not in self.grads):
+            self.grads[name] = self.zeros(name)
         grads = tuple(
             Var(self.grads[p.name]) if p.name in self.needs and p.name in self.grads else None for p in self.inputs
         )
         trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
-        return Joint(trace.rebuild(live(self.ops, grads), by="build_joint"), self.names, differentiable)
+        trace = keep_overwritten(trace.rebuild(live(self.ops, grads), by="build_joint"))
+        return Joint(trace, self.names, differentiable)
 
     def seed(self, name: str, position: int) -> None:
         """Read the cotangent of an output position."""
@@ -215,12 +232,29 @@ class Walk:
 
     def accumulate(self, name: str, grad: str) -> None:
         """Add `grad` to the cotangent of `name`."""
+        grad = self.fitted(grad, name)
         held = self.grads.get(name)
         self.grads[name] = grad if held is None else self.emit(ltorch.add, held, grad, like=name)
 
+    def fitted(self, grad: str, name: str) -> str:
+        """Return `grad` in shape and dtype of `name`: thunder's rules take a 0-dimensional tensor for a number."""
+        kind, wanted = self.types[grad], self.types[name]
+        assert isinstance(kind, TensorType)
+        assert isinstance(wanted, TensorType)
+        if kind.shape != wanted.shape:
+            if wanted.shape:
+                raise VerifyError(f"a gradient rule gives %{name} of shape {wanted.shape} a cotangent of {kind.shape}")
+            grad = self.emit(ltorch.sum, grad, like=name)
+        if kind.dtype != wanted.dtype:
+            grad = self.emit(lambda g: ltorch.to(g, to_dtype(wanted.dtype)), grad, like=name)
+        return grad
+
     def pull_back(self, chunk: Sequence[Step]) -> None:
         """Add one symbol's backward, if any of its results has a cotangent."""
-        if not any(isinstance(step, Get) and step.of in self.grads for step in chunk):
+        sources = [step for step in chunk if isinstance(step, Get | Rest)]
+        if not any(isinstance(step, Get) and step.of in self.grads for step in sources):
+            if any(step.of in self.grads or step.of in self.replaced for step in sources):
+                self.replaced.update(step.to for step in chunk if isinstance(step, Put | Rest))
             return
         names: dict[str, str] = {}
         for step in chunk:
@@ -228,6 +262,8 @@ class Walk:
                 self.ops.append(step.rename_inputs(names))
             elif isinstance(step, Get):
                 names[step.grad] = self.grads[step.of] if step.of in self.grads else self.zeros(step.of)
+            elif isinstance(step, Rest):
+                self.replaced.add(step.to)
             elif step.to in self.needs:
                 self.accumulate(step.to, names.get(step.grad, step.grad))
 

@@ -45,6 +45,14 @@ class Put:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """No part of the cotangent of `of` goes to `to`, which `of` replaced: eager gives `to` a gradient of zeros."""
+
+    of: str
+    to: str
+
+
+@dataclass(frozen=True)
 class Template:
     """One expanded call: `inputs` and `outputs` are the names it was made with, all others are local to it."""
 

@@ -128,8 +128,28 @@ def _leaf_symbols(bsym: BoundSymbol) -> Iterable[Symbol]:
 
 def is_view(bsym: BoundSymbol) -> bool:
     """Whether all that a symbol does is to look at a tensor in another shape."""
-    leaves = [s for s in _leaf_symbols(bsym)]
-    return all(s.tags and prims.OpTags.SHAPE_OP in s.tags and s.id is not prims.PrimIDs.STRIDE_ORDER for s in leaves)
+    return all(map(_is_look, _leaf_symbols(bsym)))
+
+
+def may_be_view(bsym: BoundSymbol) -> bool:
+    """Whether a symbol that `is_view` does not know as a view may return one: by thunder's list, or by the strides."""
+    known = bsym.sym in ltorch._syms_returning_views and bsym.sym != ltorch.getitem  # indexing by a tensor copies
+    return known or all(s.id is prims.PrimIDs.STRIDE_ORDER or _is_look(s) for s in _leaf_symbols(bsym))
+
+
+def _is_look(symbol: Symbol) -> bool:
+    if symbol.id in (prims.PrimIDs.STRIDE_ORDER, prims.PrimIDs.BITCAST):
+        return symbol.id is prims.PrimIDs.BITCAST
+    tags = symbol.tags or ()
+    return prims.OpTags.SHAPE_OP in tags or (prims.OpTags.AUTO_REGISTERED in tags and _returns_alias(symbol.name))
+
+
+@functools.cache
+def _returns_alias(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+    aliases = [result.alias_info for schema in schemas for result in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:

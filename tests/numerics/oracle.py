@@ -24,7 +24,7 @@ def jit(fn: Callable[..., Any], *executors: str, **options: Any) -> Any:
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a new argument that requires a gradient."""
-    return torch.randn(*shape, dtype=dtype).requires_grad_()
+    return torch.randn(shape, dtype=dtype).requires_grad_()
 
 
 def weighted_sum(outputs: Any) -> torch.Tensor:

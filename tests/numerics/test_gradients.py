@@ -146,3 +146,10 @@ def test_cross_entropy_ignores_the_targets_it_is_told_to(executor):
 
     targets = torch.tensor([1, -100, 3, 8, -100, 0])
     assert_like_eager(loss, leaf(6, 5), leaf(5, 9), targets, compile_fn=compiled_with(executor))
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "sub", "div", "maximum"])
+def test_a_scalar_tensor_gets_the_sum_of_what_it_is_spread_over(name):
+    operation = getattr(torch, name)
+    # thunder 0.2.6 takes a scalar CPU tensor for a number, and its gradient is not summed
+    assert_like_eager(lambda x, s: operation(x, s.exp()) + operation(s.exp(), x), leaf(4, 2), leaf())

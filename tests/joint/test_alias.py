@@ -1,0 +1,336 @@
+"""In-place operations and views: what shares memory shows a write, in value and in gradient, as in eager PyTorch."""
+from __future__ import annotations
+
+import pytest
+import torch
+from numerics.oracle import assert_like_eager, jit, leaf
+from torch.utils.checkpoint import checkpoint
+
+import jointtrace
+from jointtrace.errors import UnsupportedError
+
+VIEWS = {
+    "view": lambda y: y.view(-1),
+    "slice": lambda y: y[1:],
+    "slice with a step": lambda y: y[..., ::2],
+    "row": lambda y: y[0],
+    "column": lambda y: y[:, 1],
+    "transpose": lambda y: y.t(),
+    "view of a view": lambda y: y[1:].t()[0],
+    "reshape of a view": lambda y: y[1].reshape(2, 2),
+    "narrow": lambda y: torch.narrow(y, 0, 1, 2),
+    "unsqueeze": lambda y: y.unsqueeze(0)[0, 1:],
+    "select": lambda y: y.select(1, 0),
+    "permute": lambda y: y.permute(1, 0)[1:3],
+    "itself": lambda y: y,
+}
+
+
+@pytest.mark.parametrize("look", [pytest.param(v, id=k) for k, v in VIEWS.items()])
+def test_the_base_shows_a_write_through_a_view(look):
+    def program(x):
+        y = torch.sin(x)
+        look(y).mul_(3)
+        return y * y
+
+    assert_like_eager(program, leaf(4, 4))
+
+
+@pytest.mark.parametrize("look", [pytest.param(v, id=k) for k, v in VIEWS.items()])
+def test_a_view_made_before_shows_a_write_to_the_base(look):
+    def program(x):
+        y = torch.sin(x)
+        view = look(y)
+        y.mul_(x)
+        return view * 2
+
+    assert_like_eager(program, leaf(4, 4))
+
+
+@pytest.mark.parametrize(("look", "same"), [
+    pytest.param(lambda y: torch.chunk(y, 2, 1)[1], lambda y: y[:, 2:], id="chunk"),
+    pytest.param(lambda y: y.split([1, 3], 1)[1], lambda y: y[:, 1:], id="split"),
+    pytest.param(lambda y: y.unbind(1)[2], lambda y: y[:, 2], id="unbind"),
+])
+def test_views_made_together_show_a_write_to_the_base(look, same):
+    def program(x):
+        y = torch.sin(x)
+        view = look(y)
+        y.mul_(x)
+        return view * 2
+
+    x = leaf(4, 4)
+    jit(program)(x).sum().backward()  # eager refuses
+    (expected,) = torch.autograd.grad((same(x.sin() * x) * 2).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("executor", ["eager", "torch_compile"])
+def test_two_views_of_one_base_show_each_others_writes(executor):
+    def program(x, w):
+        y = torch.sin(x)
+        rows, columns = y[1:], y[:, 2:]
+        rows.mul_(w[1:])
+        columns.add_(rows[:, :2].sum())
+        return rows * 2, columns.cos(), y
+
+    assert_like_eager(program, leaf(4, 4), leaf(4, 4), compile_fn=lambda fn: jit(fn, executor))
+
+
+def test_writes_in_sequence_to_overlapping_views():
+    def program(x, w):
+        y = x * 2
+        y[0] = w[0]
+        y[:, 0] = y[:, 1] * w[1]
+        y[1:].mul_(w[1:])
+        y.view(-1)[3:9].mul_(w.view(-1)[3:9])
+        y[0].add_(y[1])
+        return y.cos()
+
+    assert_like_eager(program, leaf(4, 4), torch.randn(4, 4))
+
+
+def test_a_write_through_a_view_of_a_written_view():
+    def program(x, w):
+        y = torch.sin(x)
+        v = y[1:]
+        v.mul_(w[1:])
+        u = v[0]
+        u.mul_(w[0])
+        return v.sin(), u, y
+
+    assert_like_eager(program, leaf(4, 4), leaf(4, 4))
+
+
+def test_elements_are_set_by_index_and_by_mask():
+    def program(x, w, index):
+        y = torch.sin(x)
+        y[:, 0] = 0.25
+        y[index] = w[:2] * 2
+        y.masked_fill_(y > 0.5, 0.5)
+        return y * w
+
+    assert_like_eager(program, leaf(4, 4), leaf(4, 4), torch.tensor([0, 3]))
+
+
+def test_indexing_by_a_tensor_makes_a_copy_and_not_a_view():
+    def program(x, index):
+        y = torch.sin(x)
+        y[index].mul_(5)
+        return y
+
+    assert_like_eager(program, leaf(4, 4), torch.tensor([0, 3]))
+
+
+def test_a_value_the_backward_needs_is_kept_when_it_is_overwritten():
+    def program(x, w):
+        y = torch.sin(x)
+        y.mul_(w)  # the gradient of w needs the y of before
+        return y
+
+    assert_like_eager(program, leaf(4), leaf(4))
+
+
+def test_a_view_the_backward_needs_is_kept_when_its_base_is_overwritten():
+    def program(x, w):
+        y = torch.sin(x)
+        product = y[1:].clone() * y[:1]
+        y.mul_(w)
+        return product, y
+
+    compiled = jit(program)
+    x, w = leaf(4), leaf(4)
+    product, y = compiled(x, w)
+    (product.sum() + y.sum()).backward()
+    expected_x, expected_w = torch.autograd.grad(  # eager raises here: the program without the write in place
+        (x.sin()[1:] * x.sin()[:1]).sum() + (x.sin() * w).sum(), (x, w))
+    torch.testing.assert_close(x.grad, expected_x)
+    torch.testing.assert_close(w.grad, expected_w)
+
+
+def test_a_value_overwritten_as_a_whole_gets_zeros():
+    def program(x, w):
+        y = torch.sin(x)
+        y.copy_(w)
+        return y
+
+    assert_like_eager(program, leaf(4), leaf(4))
+
+
+def test_a_zeroed_value_still_requires_a_gradient():
+    def program(x):
+        y = torch.sin(x)
+        y.zero_()
+        return y, x * 2
+
+    assert_like_eager(program, leaf(4))
+
+
+def test_a_write_without_grad_changes_the_value_and_not_the_gradient():
+    def program(x):
+        y = torch.sin(x)
+        with torch.no_grad():
+            y.mul_(3)
+            y[0].add_(1)
+        return y * x.detach(), y
+
+    assert_like_eager(program, leaf(4, 2))
+
+
+def test_a_write_to_a_detached_alias_changes_the_value_and_not_the_gradient():
+    def program(x):
+        y = x * 3
+        y.detach().mul_(2)
+        return y.sum(0), y
+
+    assert_like_eager(program, leaf(4, 2))
+
+
+def test_a_detached_alias_of_an_argument_is_the_argument():
+    def program(x):
+        x.detach().mul_(2)
+        return x.sin()
+
+    assert_like_eager(program, leaf(4))
+
+
+def test_an_argument_is_written_through_a_view():
+    def program(x, state):
+        state[1:].add_(1)
+        state.view(-1)[0] = 7
+        return x * state
+
+    assert_like_eager(program, leaf(4, 4), torch.randn(4, 4), calls=2)
+
+
+def test_a_written_argument_is_returned():
+    def program(x, state):
+        view = state[0]
+        state.mul_(2)
+        return state, view, x.sin()
+
+    assert_like_eager(program, leaf(3), torch.randn(2, 3))
+
+
+def test_writes_inside_a_checkpoint():
+    def program(x, w):
+        def inner(a):
+            y = torch.sin(a)
+            y[1:].mul_(w[1:])
+            return y.cos() * a
+
+        return checkpoint(inner, x, use_reentrant=False)
+
+    assert_like_eager(program, leaf(4), leaf(4))
+
+
+def test_the_result_of_a_checkpoint_is_written():
+    def program(x):
+        y = checkpoint(lambda a: a.sin() * a, x, use_reentrant=False)
+        view = y[1:]
+        y.mul_(2)
+        return view.exp()
+
+    assert_like_eager(program, leaf(4))
+
+
+def test_an_inplace_activation_between_linear_layers():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 3))
+    assert_like_eager(model, leaf(6, 4))
+
+
+@pytest.mark.parametrize("executor", ["eager", "torch_compile"])
+def test_a_copy_of_a_transposed_tensor_is_no_view(executor):
+    def program(x):
+        y = torch.sin(x)
+        z = y.t().contiguous()
+        z.mul_(2)
+        return z
+
+    assert_like_eager(program, leaf(3, 4), compile_fn=lambda fn: jit(fn, executor))
+
+
+def test_contiguous_of_a_contiguous_tensor_is_that_tensor():
+    def program(x):
+        y = torch.sin(x)
+        y.contiguous().mul_(2)
+        y.float()[0].add_(1)
+        return y * 2
+
+    assert_like_eager(program, leaf(3, 4))
+
+
+def test_a_copy_that_was_taken_for_a_view_is_an_error_at_run_time():
+    def program(x):
+        y = torch.sin(x)
+        y.reshape(-1).mul_(2)
+        return y * 2
+
+    compiled = jit(program)
+    compiled(torch.randn(3, 4))
+    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes in place to a result of reshape"):
+        compiled(torch.randn(4, 3).t())
+
+
+def test_an_argument_that_requires_a_gradient_is_not_written():
+    def program(x):
+        x.mul_(2)
+        return x.sin()
+
+    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes in place to x, .* clone"):
+        jit(program)(leaf(3))
+    with pytest.raises(UnsupportedError, match="writes in place to x"):
+        jit(program)(leaf(3) * 1)
+
+
+def test_an_argument_gets_no_gradient_history_by_a_write():
+    def program(x, cache):
+        cache[0] = x
+        return cache.sum()
+
+    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes a value that requires a gradient to cache"):
+        jit(program)(leaf(3), torch.zeros(2, 3))
+
+
+def test_a_detached_value_is_written_to_an_argument():
+    def program(x, cache):
+        cache[0] = x.detach()
+        return (cache * x).sum()
+
+    assert_like_eager(program, leaf(3), torch.zeros(2, 3))
+
+
+def test_statistics_of_a_batch_norm_are_no_part_of_the_gradient():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.ReLU(inplace=True), torch.nn.BatchNorm1d(3))
+    assert_like_eager(model, leaf(6, 3), calls=2)
+
+
+def test_a_parameter_is_written_without_grad():
+    class Decaying(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.mul_(0.5)
+            return x * self.weight
+
+    assert_like_eager(Decaying(), leaf(2, 3), calls=2)
+
+
+def test_reads_before_a_write_see_the_old_value():
+    def program(x):
+        y = torch.sin(x)
+        before = y * 2
+        y.add_(1)
+        after = y * 2
+        return before, after
+
+    assert_like_eager(program, leaf(4))
+
+
+def test_a_program_without_writes_has_no_ops_for_them():
+    compiled = jit(lambda x: (torch.sin(x)[1:] * 2).view(-1))
+    compiled(leaf(3, 3))
+    assert "refresh" not in jointtrace.dump(compiled)
