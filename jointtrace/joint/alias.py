@@ -28,7 +28,7 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Var
 from jointtrace.joint.claim import Claims, run_ops
 from jointtrace.joint.expand import Get, Put, Rest, rule_of
-from jointtrace.joint.symbols import is_view, may_be_view, proxy_of, source_of, type_of, where
+from jointtrace.joint.symbols import is_view, may_be_view, names_in, proxy_of, source_of, type_of, where
 
 if TYPE_CHECKING:
     from jointtrace.joint.build import Walk
@@ -260,7 +260,7 @@ def _look_through(path: Path, executors: Any) -> Callable[[torch.Tensor], torch.
     programs = []
     for look in path:
         trace = TraceCtx(None)
-        trace.names = {p.name for p in (*look.bsym.flat_proxy_args, *look.bsym.flat_proxy_outs)}
+        trace.names = set(names_in(look.bsym))
         with tracectx(trace):
             ops = Claims(executors, trace).claim(look.bsym)
         programs.append((ops, look.bsym.flat_proxy_args[0].name, look.bsym.flat_proxy_outs[look.index].name))

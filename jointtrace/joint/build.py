@@ -29,10 +29,12 @@ from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Type, Var
 from jointtrace.ir.trace import Trace
 from jointtrace.joint.alias import Aliases, writes
 from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, rule_of
+from jointtrace.joint.limits import check_rule
 from jointtrace.joint.overwritten import keep_overwritten
 from jointtrace.joint.symbols import flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
+STEPS = frozenset({prims.PrimIDs.FLOOR, prims.PrimIDs.CEIL})
 EFFECTS = frozenset({Tag.MUTATES, Tag.COLLECTIVE, Tag.OPAQUE})
 Step = Op | Get | Put | Rest
 
@@ -110,9 +112,12 @@ class Walk:
         view = self.aliases.note_view(bsym)
         if not self.is_differentiable(bsym):
             self.instantiate(bsym, self.template(bsym, None, True), view=view)
+            self.let_nothing_through(bsym)
             return []
+        self.mark_differentiable(bsym)
         rule, shareable = rule_of(bsym)
         if rule is not None:
+            check_rule(bsym)
             self.instantiate(bsym, self.template(bsym, rule, shareable), view=view)
             return []
         if bsym.sym.is_prim or not bsym.subsymbols:
@@ -127,6 +132,21 @@ class Walk:
         if bsym.sym.name == "detach" or not any(self.name(p) in self.needs for p in bsym.flat_proxy_args):
             return False
         return not is_constant_for_vjp(bsym)
+
+    def let_nothing_through(self, bsym: BoundSymbol) -> None:
+        """Give the operand of a step function zeros for a gradient, as eager does; thunder's rules give none."""
+        if bsym.sym.id not in STEPS or ProxyTag.DETACHED_AUTOGRAD_GRAPH in bsym.output.tags:
+            return
+        operand, out = self.name(bsym.args[0]), bsym.output.name
+        if operand in self.needs and self.is_float(operand) and self.is_float(out):
+            self.needs.add(out)
+            self.backward.append([Rest(out, operand)])
+
+    def mark_differentiable(self, bsym: BoundSymbol) -> None:
+        """Tell the operands of a symbol whether they have a gradient: rules are chosen by it, and thunder forgets."""
+        for proxy in bsym.flat_proxy_args:
+            if isinstance(proxy, TensorProxy):
+                proxy._requires_grad = self.name(proxy) in self.needs
 
     def checkpoint(self, bsym: BoundSymbol) -> list[Any]:
         """Tag what a checkpoint covers for recomputation, except what it returns: the program outside keeps that."""
@@ -154,7 +174,8 @@ class Walk:
         tags = frozenset({Tag.RECOMPUTE}) if BoundSymbolTag.RECOMPUTE_IN_BACKWARD in bsym.tags else frozenset()
         if not (shareable and is_library_symbol(bsym)):
             return expand(bsym, rule, self.executors, tags)
-        key = (call_key(bsym, self.names)[0], rule is None)
+        call, operands = call_key(bsym, self.names)
+        key = (call, rule is None or tuple(name in self.needs for name in operands))
         template = self.templates.get(key)
         if template is None:
             template = expand(bsym, rule, self.executors, tags)

@@ -23,7 +23,7 @@ from thunder.extend import Executor
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
 from jointtrace.joint.claim import Claims
-from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, source_of, type_of, where
+from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
 
 Rule = Callable[..., Any]
 
@@ -129,7 +129,7 @@ def expand(bsym: BoundSymbol, rule: Rule | None, executors: Sequence[Executor], 
     operands = tuple(dict.fromkeys(p.name for p in bsym.flat_proxy_args))
     outputs = tuple(p.name for p in bsym.flat_proxy_outs)
     scratch = TraceCtx(None)
-    scratch.names = {*operands, *outputs}
+    scratch.names = set(names_in(bsym))
     with tracectx(scratch):
         claims = Claims(executors, scratch)
         if rule is None:

@@ -61,6 +61,25 @@ OPERATORS.register_implementation(
     ltorch.gelu, torchex.gelu, grad_transform=_gelu, checker=lambda a, **_: _is_tensor(a))
 
 
+# product of complex numbers: thunder's rule does not conjugate
+
+conj = OPERATORS.register_operator("conj", meta=lambda a: _like(a), fn=torch.conj_physical)
+
+
+def _complex_mul(a: Any, b: Any) -> TensorProxy:
+    out = prims.mul(a, b)
+    grad = get_grad(out)
+    for operand, other in ((a, b), (b, a)):
+        if _is_tensor(operand):
+            put_grad(operand, prims.mul(grad, conj(other) if _is_tensor(other) else complex(other).conjugate()))
+    return out
+
+
+OPERATORS.register_implementation(
+    prims.mul, torchex.mul, grad_transform=_complex_mul,
+    checker=lambda a, b: any(_is_tensor(t) and dtypes.is_complex_dtype(t.dtype) for t in (a, b)))
+
+
 # softmax
 
 softmax_backward = OPERATORS.register_operator(

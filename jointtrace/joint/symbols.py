@@ -34,6 +34,12 @@ from jointtrace.ir.op import ObjectType, Op, Phase, ScalarType, Source, Tag, Tar
 from jointtrace.ir.trace import Trace
 
 NUMBER_PROXIES = {"int": IntegerProxy, "bool": IntegerProxy, "float": FloatProxy, "complex": ComplexProxy}
+UNTAGGED_RANDOM = frozenset({prims.PrimIDs.RANDN, prims.PrimIDs.RANDINT})  # thunder tags other random prims
+LINEAR = frozenset({prims.PrimIDs.ADD, prims.PrimIDs.SUB, prims.PrimIDs.NEG, prims.PrimIDs.CAT,
+                    prims.PrimIDs.PAD, prims.PrimIDs.COPY_, prims.PrimIDs.CONVERT_ELEMENT_TYPE, prims.PrimIDs.WHERE})
+RANDOM_IN_PYTHON = frozenset({  # torch functions without an operator of their name
+    "dropout1d", "dropout2d", "dropout3d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices",
+    "gumbel_softmax", "lobpcg", "multi_head_attention_forward"})
 COMPUTE_BOUND = frozenset({prims.OpTags.MATMUL_OP, prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,
                            prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD})
 OWN_EXECUTORS = frozenset({"torch", "python", "jointtrace"})  # what these run is torch code that we may trace
@@ -113,6 +119,13 @@ def target_name(bsym: BoundSymbol) -> str:
     return f"{owner}.{symbol.name}"
 
 
+def names_in(bsym: BoundSymbol) -> Iterable[str]:
+    """Yield the names of all values that a bound symbol and its subsymbols read or make."""
+    yield from (proxy.name for proxy in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs))
+    for sub in bsym.subsymbols:
+        yield from names_in(sub)
+
+
 def _symbols(bsym: BoundSymbol) -> Iterable[Symbol]:
     yield bsym.sym
     for sub in bsym.subsymbols:
@@ -141,15 +154,19 @@ def _is_look(symbol: Symbol) -> bool:
     if symbol.id in (prims.PrimIDs.STRIDE_ORDER, prims.PrimIDs.BITCAST):
         return symbol.id is prims.PrimIDs.BITCAST
     tags = symbol.tags or ()
-    return prims.OpTags.SHAPE_OP in tags or (prims.OpTags.AUTO_REGISTERED in tags and _returns_alias(symbol.name))
+    if prims.OpTags.AUTO_REGISTERED not in tags:
+        return prims.OpTags.SHAPE_OP in tags
+    aliases = [result.alias_info for overload in _overloads(str(symbol.id)) for result in overload._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 @functools.cache
-def _returns_alias(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
-    aliases = [result.alias_info for schema in schemas for result in schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
+def _overloads(name: str) -> tuple[Any, ...]:
+    """Return the operators behind a torch function, such as `torch.narrow` or `torch.linalg.inv`; none if unknown."""
+    module, _, function = name.rpartition(".")
+    family = module.rpartition(".")[2]
+    packet = getattr(torch.ops.aten, f"{family}_{function}", None) or getattr(torch.ops.aten, function, None)
+    return tuple(getattr(packet, overload) for overload in packet.overloads()) if packet else ()
 
 
 def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
@@ -157,7 +174,7 @@ def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
     symbols = list(_symbols(bsym))
     known = {tag for symbol in symbols for tag in symbol.tags or ()}
     tags = set()
-    if prims.OpTags.RANDOM_OP in known or any(map(_may_be_random, symbols)):
+    if prims.OpTags.RANDOM_OP in known or any(map(may_be_random, symbols)):
         tags.add(Tag.RANDOM)
     if known & COMPUTE_BOUND:
         tags.add(Tag.COMPUTE_BOUND)
@@ -176,13 +193,27 @@ def tags_of(bsym: BoundSymbol) -> frozenset[Tag]:
     return frozenset(tags)
 
 
-def _may_be_random(symbol: Symbol) -> bool:
-    """thunder knows nothing of the torch functions it registers by itself: ask torch, and doubt what torch lacks."""
-    if not symbol.tags or prims.OpTags.AUTO_REGISTERED not in symbol.tags:
+def may_be_random(symbol: Symbol) -> bool:
+    """Whether a symbol draws random numbers, as far as its own tags do not tell; doubt counts as yes."""
+    if symbol.id in UNTAGGED_RANDOM:
+        return True
+    return prims.OpTags.AUTO_REGISTERED in (symbol.tags or ()) and (
+        draws_again(symbol) or not _overloads(str(symbol.id)))
+
+
+def draws_again(symbol: Symbol) -> bool:
+    """Whether a symbol's gradient, which is torch's for the function run once more, would draw other random numbers."""
+    if prims.OpTags.AUTO_REGISTERED not in (symbol.tags or ()):
         return False
-    packet = getattr(torch.ops.aten, symbol.name, None)
-    return packet is None or any(
-        torch.Tag.nondeterministic_seeded in getattr(packet, name).tags for name in packet.overloads())
+    seeded = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in _overloads(str(symbol.id)))
+    return seeded or symbol.name in RANDOM_IN_PYTHON
+
+
+def right_for_complex(symbol: Symbol) -> bool:
+    """Whether a symbol's gradient rule holds for complex numbers: torch's own, a linear map with real factors, ours."""
+    tags = symbol.tags or ()
+    known = prims.OpTags.AUTO_REGISTERED in tags or prims.OpTags.SHAPE_OP in tags
+    return known or symbol.id in LINEAR or symbol.id is prims.PrimIDs.MUL or symbol == ltorch.clone
 
 
 def written(bsym: BoundSymbol) -> tuple[str, ...]:
