@@ -21,7 +21,7 @@ test: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

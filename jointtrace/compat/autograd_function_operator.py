@@ -24,18 +24,17 @@ def _operator() -> Any:
 def _accept_new_contract(rule: Callable[..., Any]) -> Callable[..., Any]:
     from thunder.core.interpreter import INTERPRETER_SIGNALS, _interpret_call, wrap, wrap_const
 
-    def dressed(fn: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-        return wrap(make(fn.value), provenance=fn.provenance)
+    def with_context(fn: Any) -> Any:
+        call = fn.value
+        return wrap(lambda _, *args: call(*args), provenance=fn.provenance)
 
     @functools.wraps(rule)
     def autograd_function_apply(fwd: Any, bwd: Any, *args: Any, **_: Any) -> Any:
-        one = _returns_one(fwd.value)
-        forward = dressed(fwd, _one_output if one else _with_context)
         mask = wrap_const([True] * len(args))
-        out = rule(forward, dressed(bwd, _with_context), *args, args_tensor_mask=mask)
-        if not one or out is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        out = rule(with_context(fwd), with_context(bwd), *args, args_tensor_mask=mask)
+        if out is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _returns_one(fwd.value):
             return out
-        return _interpret_call(lambda only: (only,), out)
+        return _interpret_call(lambda only: (only,), out)  # the rule takes it out of its tuple
 
     return autograd_function_apply
 
@@ -43,18 +42,6 @@ def _accept_new_contract(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _returns_one(fwd: Any) -> bool:
     outputs, _ = fwd.graph.output_node().args[0]
     return isinstance(outputs, (tuple, list)) and len(outputs) == 1
-
-
-def _with_context(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _, *args: fn(*args)
-
-
-def _one_output(fwd: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(_: None, *args: Any) -> Any:
-        (output,), saved = fwd(*args)
-        return output, saved
-
-    return forward
 
 
 PATCHES = (Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _accept_new_contract, item=_operator),)

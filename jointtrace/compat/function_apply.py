@@ -16,10 +16,10 @@ from jointtrace.compat.patching import Patch
 TORCH = ">=2.14"
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    from torch.autograd import Function
+def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    from torch._C import _FunctionBase
 
-    return super(Function, cls).apply(*args, **kwargs)
+    return vars(_FunctionBase)["apply"].__get__(None, cls)(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -45,24 +45,16 @@ def rule_key() -> Any:
 def _find_by_class(lookup: Callable[..., Any]) -> Callable[..., Any]:
     from thunder.core.interpreter import wrap_const
     from thunder.core.jit_ext import _general_jit_lookaside_map
-    from torch.autograd import Function
+    from torch.autograd.function import FunctionMeta
 
     def general_jit_lookaside(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_apply(fn, Function):
+        is_builtin_of_a_function = isinstance(fn, BuiltinMethodType) and isinstance(fn.__self__, FunctionMeta)
+        if not is_builtin_of_a_function or fn.__name__ != "apply":
             return lookup(fn, *args, **kwargs)
         rule = _general_jit_lookaside_map[_apply]
         return lambda *args, **kwargs: rule(wrap_const(fn.__self__), *args, **kwargs)
 
     return general_jit_lookaside
-
-
-def _is_apply(fn: Any, function_class: type) -> bool:
-    return (
-        isinstance(fn, BuiltinMethodType)
-        and fn.__name__ == "apply"
-        and isinstance(fn.__self__, type)
-        and issubclass(fn.__self__, function_class)
-    )
 
 
 PATCHES = (Patch("thunder.core.jit_ext", "general_jit_lookaside", _find_by_class),)

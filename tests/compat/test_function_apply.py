@@ -35,7 +35,7 @@ def test_two_functions_are_told_apart():
 
 def test_other_builtin_class_methods_are_left_alone():
     def program(x):
-        return x * float.fromhex("0x1p-1")
+        return x * float.fromhex("0x1p-1") * len(Multiply.mro())
 
     assert_like_eager(thunder.jit(program), program, (3,))
 

@@ -1,6 +1,7 @@
 """patching: all or nothing, idempotent, and put back."""
 from __future__ import annotations
 
+import sys
 import types
 
 import pytest
@@ -18,7 +19,7 @@ def toy(monkeypatch):
         value = 4
 
     module.Child = type("Child", (Base,), {})
-    monkeypatch.setitem(__import__("sys").modules, "toy", module)
+    monkeypatch.setitem(sys.modules, "toy", module)
     return module
 
 
@@ -123,8 +124,21 @@ def test_a_module_imported_anew_is_patched_anew(toy, monkeypatch):
     apply_patches([FIRST])
     again = types.ModuleType("toy")
     again.first = 5
-    monkeypatch.setitem(__import__("sys").modules, "toy", again)
+    monkeypatch.setitem(sys.modules, "toy", again)
     apply_patches([FIRST])
     assert again.first == 15
     remove_patches([FIRST])
+    assert again.first == 5
+
+
+def test_removal_follows_the_order_on_a_module_imported_anew(toy, monkeypatch):
+    double = Patch("toy", "first", lambda value: value * 2)
+    apply_patches([FIRST, double])
+    again = types.ModuleType("toy")
+    again.first = 5
+    monkeypatch.setitem(sys.modules, "toy", again)
+    apply_patches([double])
+    apply_patches([FIRST])
+    assert again.first == 20
+    remove_patches([FIRST, double])
     assert again.first == 5
