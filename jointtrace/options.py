@@ -18,7 +18,7 @@ class Options:
         executors: names of the executors that may claim regions, first come first served; `eager` runs what is left.
             None: `torch_compile` where it is available, else `eager`.
         disable: names of passes to leave out (`SWITCHABLE_PASSES`).
-        late_split: True splits the joint trace after executors have claimed regions; False splits before, as a reference.
+        late_split: True splits the joint trace after executors have claimed regions; False, the reference, before.
     """
 
     executors: tuple[str, ...] | None = None

@@ -51,6 +51,9 @@ class Symbol:
     def __str__(self) -> str:
         return self.name
 
+    def __int__(self) -> int:
+        return self.hint
+
 
 Size = int | Symbol
 

@@ -1,4 +1,4 @@
-"""report: what a compilation made: regions and their calls, what is kept for the backward, what runs eagerly and why."""
+"""report: what a compilation made: regions and their calls, what the backward is left, what runs eagerly and why."""
 from __future__ import annotations
 
 from collections import Counter
@@ -157,7 +157,7 @@ def _saved(record: Record) -> tuple[SavedReport, ...]:
     rows = []
     for name in record.halves.saved:
         kind, maker = forward.types[name], makers.get(name)
-        shape = tuple(int(getattr(s, "hint", s)) for s in kind.shape) if isinstance(kind, TensorType) else ()
+        shape = tuple(map(int, kind.shape)) if isinstance(kind, TensorType) else ()
         dtype = str(kind.dtype).removeprefix("torch.") if isinstance(kind, TensorType) else type(kind).__name__
         rows.append(SavedReport(name, shape, dtype, nbytes(kind), name in forward.inputs,
                                 maker.target.name if maker else "input", maker.source if maker else None))
