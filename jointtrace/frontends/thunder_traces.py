@@ -48,10 +48,11 @@ def stage_trace(computation: TraceCtx, stage: str, trace: Trace, names: Mapping[
 
     def build(target: TraceCtx) -> list[BoundSymbol]:
         table = _table(computation, trace)
+        unpacked, body = _unpacked(computation, target), _body(trace, table, target)
         result = _result(computation, table, names)
         returned = {"output": _optional(table, trace.grads), "flat_args": _inputs(computation),
                     "fw_flat_out": result["output"]} if trace.grads else result
-        return [*_unpacked(computation, target), *_body(trace, table, target), _return(returned)]
+        return [*unpacked, *body, _return(returned)]
 
     return StageTrace(computation, stage, build)
 

@@ -165,8 +165,8 @@ class Aliases:
             self.write(bsym)
             return []
         if not bsym.subsymbols or rule_of(bsym)[0] is not None:
-            raise UnsupportedError(f"{bsym.sym.name} ({where(bsym)}) has a gradient rule of its own and writes in "
-                                   "place; write to a clone inside it")
+            raise UnsupportedError(f"{_where(bsym)}: {bsym.sym.name} has a gradient rule of its own and writes in "
+                                   "place; use the operation that is not in place inside it")
         if not _is_inplace(bsym):  # as batch norm, which updates its statistics: no gradient goes through that
             self.effects.update(_copied(bsym))
         return list(bsym.subsymbols)

@@ -18,7 +18,7 @@ from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls, backward_impls
-from thunder.extend import Executor
+from thunder.extend import Executor, get_executor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
@@ -26,6 +26,7 @@ from jointtrace.joint.claim import Claims
 from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
 
 Rule = Callable[..., Any]
+EFFECTS = frozenset({Tag.MUTATES, Tag.OPAQUE, Tag.RANDOM})
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,14 @@ class Template:
 
 
 def rule_of(bsym: BoundSymbol) -> tuple[Rule | None, bool]:
-    """Return the gradient rule of a bound symbol (None: decompose it) and whether its expansion may be shared."""
+    """Return the gradient rule of a bound symbol (None: decompose it) and whether its expansion may be shared.
+
+    An executor of the user that runs the symbol but has no gradient rule for it gets ours behind it.
+    """
     rule, executor = _get_gradfn_and_executor(bsym)
+    ours = get_executor("jointtrace") if rule is None else None
+    if ours is not None and ours.can_execute(bsym):
+        rule = ours.get_grad_transform(bsym.sym)
     if rule is not None:
         return rule, executor is None or executor.name in OWN_EXECUTORS
     forward = augmented_forward_impls.get(bsym.sym.id)
@@ -160,7 +167,7 @@ def _steps(made: Sequence[BoundSymbol], claims: Claims, tags: frozenset[Tag], pa
 def _partition(
     steps: list[Any], claims: Claims, bsym: BoundSymbol, result: Any
 ) -> tuple[tuple[Op, ...], tuple[Op | Get | Put, ...]]:
-    """Split a rule's steps: forward is what its results need, and what has effects."""
+    """Split a rule's steps: forward is what its results need, and what has effects but reads no cotangent."""
     ops = [step for step in steps if isinstance(step, Op)]
     renamed = claims.rename_results(ops, bsym, result, source_of(bsym))
     copies = renamed[len(ops):]
@@ -170,10 +177,11 @@ def _partition(
     needed = {p.name for p in flat_proxies(bsym.output) if isinstance(p, Proxy)}
     remaining = iter(renamed)
     steps = [next(remaining) if isinstance(step, Op) else _rename(step, names, passed_on) for step in steps] + copies
+    late = _after_cotangents(steps)
     forward: list[Op] = []
     backward: list[Op | Get | Put] = []
     for step in reversed(steps):
-        effect = isinstance(step, Op) and step.tags & {Tag.MUTATES, Tag.OPAQUE, Tag.RANDOM}
+        effect = isinstance(step, Op) and step.tags & EFFECTS and late.isdisjoint(step.ins)
         if isinstance(step, Op) and (effect or needed.intersection(step.outs)):
             needed.update(step.ins)
             forward.append(step)
@@ -181,6 +189,17 @@ def _partition(
             backward.append(step.replace(phase=Phase.BW, tags=step.tags - {Tag.RECOMPUTE}) if isinstance(step, Op)
                             else step)
     return tuple(reversed(forward)), tuple(reversed(backward))
+
+
+def _after_cotangents(steps: Sequence[Any]) -> set[str]:
+    """Return the values that depend on a cotangent."""
+    late: set[str] = set()
+    for step in steps:
+        if isinstance(step, Get):
+            late.add(step.grad)
+        elif isinstance(step, Op) and not late.isdisjoint(step.ins):
+            late.update(step.outs)
+    return late
 
 
 def _rename(step: Get | Put, names: dict[str, str], passed_on: dict[str, str]) -> Get | Put:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import thunder.torch as ltorch
@@ -266,14 +267,24 @@ def to_bound_symbol(op: Op, table: ProxyTable) -> BoundSymbol:
     if op.body is not None:
         inner = ProxyTable({**table.types, **op.body.types}, table.proxies)
         parts = [to_bound_symbol(part, inner) for part in op.body.ops]
-        symbol = Symbol(op.target.name, meta=None, is_fusion=True)
+        symbol = Symbol(op.target.name, meta=_meta_of(output), is_fusion=True)
         return BoundSymbol(symbol, args, kwargs, output, parts, tags=tags, _call_ctx={op.target.name: op.target.fn})
     if Tag.GET_GRAD in op.tags:
         return BoundSymbol(prims.get_grad, args[:1], {}, output, tags=tags)
     payload: BoundSymbol = op.payload
     where = {} if op.source is None else {
         "source_filename": op.source.path, "source_positions": Positions(op.source.line, op.source.line, 0, 999)}
-    return payload.from_bsym(args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags, **where)
+    symbol = payload.sym if payload.sym.meta is not None else replace(payload.sym, meta=_meta_of(output))
+    return payload.from_bsym(sym=symbol, args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags, **where)
+
+
+def _meta_of(output: Any) -> Callable[..., Any]:
+    """Return what thunder's checks of a trace call in place of a symbol: it makes new proxies like `output`."""
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        return map_leaves(lambda leaf: TensorProxy(like=leaf) if isinstance(leaf, TensorProxy) else leaf, output)
+
+    return meta
 
 
 def swap_tree(tree: Any, names: Mapping[str, Proxy]) -> Any:
