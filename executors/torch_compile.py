@@ -20,6 +20,7 @@ import torch
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.executors.base import Compiled, gains
+from jointtrace.ir.fx import to_region_graph
 from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
 from jointtrace.ir.trace import Trace
 from jointtrace.runtime.codegen import compile_trace
@@ -60,6 +61,8 @@ class TorchCompileExecutor:
         body = region.body
         if body is None:
             raise ValueError(f"{region.target.name} is no region")
+        if all(isinstance(op.payload, torch.fx.Node) for op in body.ops):
+            return GraphRegion(region)
         return InductorRegion(region.target.name, body, is_backward=region.phase is Phase.BW)
 
 
@@ -97,14 +100,36 @@ class InductorRegion:
             return self.variants[key]
 
     def _failure(self, error: Exception) -> str:
-        ops = self.body.ops
-        named = [op.target.name + (f" ({op.source})" if op.source else "") for op in ops[:OPS_NAMED_IN_ERRORS]]
-        if len(ops) > len(named):
-            named.append(f"and {len(ops) - len(named)} more")
-        return (
-            f"Inductor failed on region {self.name} of {len(ops)} ops: {', '.join(named)}; "
-            f"{type(error).__name__}: {error}; run it with executors=('eager',) instead"
-        )
+        return failure(self.name, self.body, error)
+
+
+class GraphRegion:
+    """A region of a graph whose input layouts AOTAutograd fixes: compiled at once, sizes unknown to it included."""
+
+    def __init__(self, region: Op) -> None:
+        body = region.body
+        assert body is not None
+        graph, examples = to_region_graph(body)
+        try:
+            self.boxed = compile_graph(graph, examples, is_backward=region.phase is Phase.BW)
+        except Exception as error:
+            raise UnsupportedError(failure(region.target.name, body, error)) from error
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the region."""
+        return self.boxed(list(args))
+
+
+def failure(name: str, body: Trace, error: Exception) -> str:
+    """Return what to tell the user of a region that Inductor cannot compile."""
+    ops = body.ops
+    named = [op.target.name + (f" ({op.source})" if op.source else "") for op in ops[:OPS_NAMED_IN_ERRORS]]
+    if len(ops) > len(named):
+        named.append(f"and {len(ops) - len(named)} more")
+    return (
+        f"Inductor failed on region {name} of {len(ops)} ops: {', '.join(named)}; "
+        f"{type(error).__name__}: {error}; run it with executors=('eager',) instead"
+    )
 
 
 def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool) -> Boxed:
@@ -114,8 +139,6 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
     functional graph, improve it by the joint-graph passes, generate code.
     """
     from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
 
@@ -127,11 +150,30 @@ def compile_with_inductor(body: Trace, args: Sequence[Any], *, is_backward: bool
             fakes = [_like(args[i]) for i in tensors]
         with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             graph = _functional_graph(_with_numbers(body, args, tensors), fakes)
-            graph = joint_graph_passes(graph)
-            graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(body.outputs)))
-            compiled = compile_fx_inner(graph, fakes, is_backward=is_backward)
+    run = compile_graph(graph, fakes, is_backward=is_backward)
+    return run if len(tensors) == len(args) else _emptying(run, tensors)
+
+
+def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_backward: bool) -> Boxed:
+    """Return a functional graph of decomposed operators compiled for `examples`, fake tensors and sizes of one mode.
+
+    Every output keeps the layout it has in the graph: other regions were planned on it.
+    """
+    from torch._dynamo.utils import detect_fake_mode
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    fake_mode = detect_fake_mode(examples)
+    # a context of its own: AOTAutograd's would take the strides of this region's outputs for those of the whole half
+    with _plain_torch(), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
+        graph = joint_graph_passes(graph)
+        outputs = graph.graph.output_node()
+        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
+        compiled = compile_fx_inner(graph, examples, is_backward=is_backward)
     inner = getattr(compiled, "current_callable", None)  # without the wrapper that feeds torch's own metrics
-    return inner if inner is not None and len(tensors) == len(args) else _emptying(inner or compiled, tensors)
+    return inner or compiled
 
 
 def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:

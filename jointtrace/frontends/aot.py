@@ -8,7 +8,6 @@ Holds for torch 2.10 to 2.14: `aot_autograd`, `_extract_fwd_bwd_modules`, Induct
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +25,11 @@ from jointtrace.regions.fuse import fuse
 from jointtrace.runtime.codegen import compile_trace
 from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record
+from jointtrace.runtime.split import Halves
 
 IMPROVED = frozenset({"joint", *(name for name, _ in PASSES)}) - {"fuse"}  # stages that hold a joint trace of plain ops
+
+NODE = "CompiledFunctionBackward"  # AOTAutograd's autograd function
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
@@ -58,7 +60,10 @@ class Session:
             fw_compiler=self.half, bw_compiler=self.half, inference_compiler=self.half, partition_fn=self.partition,
             decompositions=self.decompositions(),
         )
-        return compiler(module, example_inputs)
+        compiled = compiler(module, example_inputs)
+        halves = self.record.halves
+        partial = halves is not None and _table(halves, self.record.depends)
+        return _with_missing_gradients(compiled, partial) if partial else compiled
 
     def decompositions(self) -> Mapping[Any, Any]:
         """Return what is decomposed before executors claim: Inductor's table where it compiles, else nothing."""
@@ -77,7 +82,7 @@ class Session:
         joint.graph.eliminate_dead_code()
         trace = to_trace(joint, num_fwd_outputs).trace
         compiled = run(trace, self.options, self.executors, self.note)
-        self.record.depends = compiled.depends
+        self.record.depends, self.record.halves = compiled.depends, compiled.halves
         trace = next(s.trace for s in reversed(compiled.stages) if s.name in IMPROVED)
         whole, nodes = to_joint_graph(trace, joint)
         names = saved(trace)
@@ -99,4 +104,36 @@ class Session:
         self.record.stages.append(stage)
 
 
-assert replace and torch
+def _table(halves: Halves, depends: Sequence[frozenset[int]]) -> tuple[frozenset[int], ...] | None:
+    """Return for each tensor input the outputs its gradient depends on; None where every gradient depends on all."""
+    existing = frozenset(i for i, name in enumerate(halves.cotangents) if name is not None)
+    types = halves.forward.types
+    table = tuple(d for name, d in zip(halves.forward.inputs, depends, strict=True) if isinstance(types[name], TensorType))
+    return table if any(d and d != existing for d in table) else None
+
+
+def _with_missing_gradients(compiled: Callable[..., Any], table: tuple[frozenset[int], ...]) -> Callable[..., Any]:
+    """Return `compiled` with None, as in eager, for a gradient none of whose cotangents exists; AOTAutograd has zeros."""
+
+    def hook(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        missing = {i for i, grad in enumerate(grad_outputs) if grad is None}
+        if not missing or len(grad_inputs) != len(table):
+            return None
+        return tuple(None if d and d <= missing else grad for d, grad in zip(table, grad_inputs, strict=True))
+
+    def call(*args: Any) -> Any:
+        results = compiled(*args)
+        node = next((found for found in map(_compiled_node, results) if found is not None), None)
+        if node is not None:
+            node.register_hook(hook)
+        return results
+
+    return call
+
+
+def _compiled_node(result: Any) -> Any:
+    """Return the autograd node of the compiled function behind one of its results, through the view it may be."""
+    node = result.grad_fn if isinstance(result, torch.Tensor) else None
+    while node is not None and node.name() != NODE:
+        node = next((following for following, _ in node.next_functions if following is not None), None)
+    return node

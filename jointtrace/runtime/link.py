@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jointtrace.errors import VerifyError
-from jointtrace.ir.op import Op, Target
+from jointtrace.ir.op import Op, Symbol, Target, TensorType
 from jointtrace.ir.text import canonical, constants
 from jointtrace.ir.trace import Trace
 from jointtrace.regions.fuse import executor_of
@@ -40,7 +40,7 @@ def _linked(region: Op, executors: dict[str, Executor], counters: Counters) -> O
 def _compile_once(region: Op, executor: Executor) -> Callable[..., Any]:
     body = region.body
     assert body is not None
-    if constants(body):  # equal text does not mean equal objects
+    if constants(body) or _has_symbols(body):  # equal text does not mean equal objects, or sizes with equal guards
         return executor.compile(region)
     key = (executor, canonical(body), *(op.target.fn for op in body.ops))
     compiled = _compiled.get(key)
@@ -49,3 +49,9 @@ def _compile_once(region: Op, executor: Executor) -> Callable[..., Any]:
         with contextlib.suppress(TypeError):  # some callables, as builtins, take no weak reference
             _compiled[key] = compiled
     return compiled
+
+
+def _has_symbols(body: Trace) -> bool:
+    """Whether a region is made for sizes that are known only when it runs."""
+    return any(isinstance(size, Symbol) for t in body.types.values() if isinstance(t, TensorType)
+               for size in (*t.shape, *(t.strides or ())))
