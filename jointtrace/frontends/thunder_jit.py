@@ -15,9 +15,11 @@ from typing import Any
 
 import thunder
 from thunder.core.compile_data import _compile_data, get_compile_data, get_compile_option
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.trace import TraceCtx
 from thunder.extend import Executor as ThunderExecutor
 from thunder.extend import FusionExecutor, OperatorExecutor, get_default_executors, resolve_executors
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from jointtrace.compat.patching import Patch, apply_patches
 from jointtrace.errors import OptionError
@@ -27,10 +29,12 @@ from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 from jointtrace.frontends.thunder_traces import backward_trace, forward_trace, half_stage_trace, stage_trace
 from jointtrace.joint.build import Joint, build_joint
 from jointtrace.joint.rules import OPERATORS
+from jointtrace.joint.symbols import IN_CHECKPOINT
 from jointtrace.options import Options
 from jointtrace.pipeline import Stage, run
 from jointtrace.reporting.dump import recording, write_stage
 from jointtrace.runtime.bridge import connect
+from jointtrace.runtime.collector import paused_collector
 from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record, add_record
 from jointtrace.runtime.split import Halves
@@ -103,7 +107,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
     executors = _region_executors(options, data.executors_list)
     record = Record("thunder", options, executors)
     add_record(stats, record)
-    with recording(record):
+    with recording(record), paused_collector():
         start = perf_counter()
         joint = build_joint(computation, _operators(executors, data.executors_list), gradients=gradients)
         history = _History(record, stats, computation, joint, perf_counter() - start)
@@ -206,6 +210,25 @@ def _split(original: Callable[..., Any]) -> Callable[..., Any]:
     return split_into_forward_and_backward
 
 
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder dissolves a checkpoint while it traces: say of each symbol that it was in one, and keep the order."""
+
+    @functools.wraps(original)
+    def checkpoint(*args: Any, **kwargs: Any) -> Any:
+        trace = get_jit_ctx().computation_trace
+        start = len(trace.bound_symbols)
+        result = original(*args, **kwargs)
+        if _active_options() is not None:
+            inside = trace.bound_symbols[start:]
+            del trace.bound_symbols[start:]  # thunder put them first, also where a checkpoint stands in another one
+            for bsym in inside:
+                bsym.tags.add(IN_CHECKPOINT)
+            trace.peek_scope().extend(inside)
+        return result
+
+    return checkpoint
+
+
 def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[int, Record | None] = {}
 
@@ -239,5 +262,6 @@ PATCHES = (
     Patch("thunder", "transform_for_execution", _transform_for_execution),
     Patch("thunder.transforms.autodiff", "split_into_forward_and_backward", _split),
     Patch("thunder", "connect_to_autograd", _connect),
+    Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
 )
 assert thunder

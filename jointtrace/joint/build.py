@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import thunder.torch as ltorch
@@ -25,13 +25,13 @@ from thunder.core.transforms import is_constant_for_vjp
 from thunder.extend import Executor
 
 from jointtrace.errors import UnsupportedError, VerifyError
-from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Type, Var
+from jointtrace.ir.op import Op, Phase, Source, Tag, Target, TensorType, Type, Var
 from jointtrace.ir.trace import Trace
 from jointtrace.joint.alias import Aliases, writes
 from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, rule_of
 from jointtrace.joint.limits import check_rule
 from jointtrace.joint.overwritten import keep_overwritten
-from jointtrace.joint.symbols import flat_proxies, proxy_of, source_of, type_of, where
+from jointtrace.joint.symbols import IN_CHECKPOINT, flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
 STEPS = frozenset({prims.PrimIDs.FLOOR, prims.PrimIDs.CEIL})
@@ -82,6 +82,7 @@ class Walk:
         self.backward: list[list[Step]] = []
         self.grads: dict[str, str] = {}
         self.replaced: set[str] = set()  # values whose cotangent is zero but for what is in `grads`
+        self.kept: set[str] = set()  # results of checkpoints
         self.templates: dict[Any, Template] = {}
         self.used: set[str] = {*self.types, *computation.names}
         self.counts: dict[str, int] = {}
@@ -103,8 +104,7 @@ class Walk:
         """Add the ops of one symbol; return what to process in its stead, where it is to be decomposed."""
         if bsym.sym == ltorch.checkpoint:
             return self.checkpoint(bsym)
-        if any(ProxyTag.RECOMPUTE_IN_BACKWARD in p.tags for p in bsym.flat_proxy_outs):
-            bsym = bsym.from_bsym(tags=bsym.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD})
+        bsym = self.recomputed(bsym)
         if self.aliases.active:
             self.aliases.read(bsym.flat_proxy_args)
             if writes(bsym):
@@ -149,25 +149,20 @@ class Walk:
                 proxy._requires_grad = self.name(proxy) in self.needs
 
     def checkpoint(self, bsym: BoundSymbol) -> list[Any]:
-        """Tag what a checkpoint covers for recomputation, except what it returns: the program outside keeps that."""
-        given = {p.name for p in bsym.flat_proxy_args}
-        inside = [sub.from_bsym(tags=sub.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD}) for sub in bsym.subsymbols]
-        returned = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and p.name not in given]
-        return [*inside, lambda: self.keep(returned)]
+        """Tag what a checkpoint covers for recomputation; what it returns is kept for the program outside."""
+        if BoundSymbolTag.RECOMPUTE_IN_BACKWARD not in bsym.tags:  # else it is part of another checkpoint
+            given = {p.name for p in bsym.flat_proxy_args}
+            self.kept.update(p.name for p in bsym.flat_proxy_outs if p.name not in given)
+        return [sub.from_bsym(tags=sub.tags | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD}) for sub in bsym.subsymbols]
 
-    def keep(self, proxies: Sequence[TensorProxy]) -> None:
-        """Give each value a second name that is not tagged for recomputation, and use it from here on."""
-        self.aliases.read(proxies)
-        for proxy in dict.fromkeys(proxies):
-            inner = self.name(proxy)
-            copy = self.fresh(f"{inner}_kept")
-            self.types[copy] = self.types[inner]
-            with tracectx(TraceCtx(None)):
-                bsym = prims.shallow_copy.bind(proxy, output=proxy_of(copy, self.types[copy]))
-            self.aliases.note_view(bsym)
-            differentiable = inner in self.needs
-            self.instantiate(bsym, self.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
-            self.names[proxy.name] = copy
+    def recomputed(self, bsym: BoundSymbol) -> BoundSymbol:
+        """Return a symbol tagged for recomputation where it stands in a checkpoint that thunder has dissolved."""
+        tagged = [ProxyTag.RECOMPUTE_IN_BACKWARD in p.tags for p in bsym.flat_proxy_outs]
+        if not any(tagged) and IN_CHECKPOINT not in bsym.tags:
+            return bsym
+        if IN_CHECKPOINT in bsym.tags:
+            self.kept.update(p.name for p, inside in zip(bsym.flat_proxy_outs, tagged, strict=True) if not inside)
+        return bsym.from_bsym(tags=(bsym.tags - {IN_CHECKPOINT}) | {BoundSymbolTag.RECOMPUTE_IN_BACKWARD})
 
     def template(self, bsym: BoundSymbol, rule: Callable[..., Any] | None, shareable: bool) -> Template:
         """Return the expansion of a symbol, shared with every equal call."""
@@ -192,13 +187,16 @@ class Walk:
         source = None if not template.forward else source_of(bsym)
         for op in template.forward:
             op = self.renamed(op, template, names)
-            tags = op.tags | {Tag.VIEW} if view and not set(op.outs).isdisjoint(outs) else op.tags
+            tags = op.tags if self.kept.isdisjoint(op.outs) else op.tags - {Tag.RECOMPUTE}
+            if view and not set(op.outs).isdisjoint(outs):
+                tags |= {Tag.VIEW}
             self.ops.append(op.replace(source=source, tags=tags))
         if not template.backward:
             return
+        late = source and replace(source, op=bsym.sym.name)
         wishes = {step.grad: f"d_{names.get(step.to, step.to)}" for step in template.backward if isinstance(step, Put)}
         self.backward.append(
-            [self.renamed(step, template, names, wishes).replace(source=source) if isinstance(step, Op)
+            [self.renamed(step, template, names, wishes).replace(source=late) if isinstance(step, Op)
              else self._renamed_end(step, names) for step in template.backward])
         if any(isinstance(step, Put) and step.to in self.needs for step in self.backward[-1]):
             self.needs.update(name for name in outs if self.is_float(name))
@@ -240,7 +238,7 @@ class Walk:
             Var(self.grads[p.name]) if p.name in self.needs and p.name in self.grads else None for p in self.inputs
         )
         trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
-        trace = keep_overwritten(trace.rebuild(live(self.ops, grads), by="build_joint"))
+        trace = keep_overwritten(trace.rebuild(placed(live(self.ops, grads)), by="build_joint"))
         return Joint(trace, self.names, differentiable)
 
     def seed(self, name: str, position: int) -> None:
@@ -343,3 +341,16 @@ def live(ops: Sequence[Op], grads: Sequence[Var | None]) -> list[Op]:
             needed.update(op.ins)
             kept.append(op)
     return kept[::-1]
+
+
+def placed(ops: Sequence[Op]) -> list[Op]:
+    """Return `ops` in which sums and casts of gradients have a source too: that of the gradient they add."""
+    known: dict[str, Source] = {}
+    found: list[Op] = []
+    for op in ops:
+        if op.phase is Phase.BW and op.source is None:
+            op = op.replace(source=next((known[name] for name in reversed(op.ins) if name in known), None))
+        if op.source is not None and op.source.op:
+            known.update(dict.fromkeys(op.outs, op.source))
+        found.append(op)
+    return found

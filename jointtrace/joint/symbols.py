@@ -43,6 +43,9 @@ RANDOM_IN_PYTHON = frozenset({  # torch functions without an operator of their n
     "gumbel_softmax", "lobpcg", "multi_head_attention_forward"})
 COMPUTE_BOUND = frozenset({prims.OpTags.MATMUL_OP, prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,
                            prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD})
+if not hasattr(BoundSymbolTag, "IN_CHECKPOINT"):
+    BoundSymbolTag.register_tag("IN_CHECKPOINT")
+IN_CHECKPOINT: Any = BoundSymbolTag("IN_CHECKPOINT")  # of all symbols in a checkpoint; thunder leaves out the last ones
 OWN_EXECUTORS = frozenset({"torch", "python", "jointtrace"})  # what these run is torch code that we may trace
 
 
@@ -260,13 +263,13 @@ class ProxyTable:
         return map_leaves(lambda leaf: self[leaf.name] if isinstance(leaf, Var) else leaf, tree)
 
 
-def to_bound_symbol(op: Op, table: ProxyTable) -> BoundSymbol:
+def to_bound_symbol(op: Op, table: ProxyTable, *, fused: bool = False) -> BoundSymbol:
     """Return `op` as a bound symbol: its own payload with new arguments, or a fusion for a region."""
     tags = {BoundSymbolTag.BACKWARD} if op.phase is Phase.BW else set()
     args, kwargs, output = table.tree(op.args), table.tree(dict(op.kwargs)), table.tree(op.out)
     if op.body is not None:
         inner = ProxyTable({**table.types, **op.body.types}, table.proxies)
-        parts = [to_bound_symbol(part, inner) for part in op.body.ops]
+        parts = [to_bound_symbol(part, inner, fused=True) for part in op.body.ops]
         symbol = Symbol(op.target.name, meta=_meta_of(output), is_fusion=True)
         return BoundSymbol(symbol, args, kwargs, output, parts, tags=tags, _call_ctx={op.target.name: op.target.fn})
     if Tag.GET_GRAD in op.tags:
@@ -274,6 +277,11 @@ def to_bound_symbol(op: Op, table: ProxyTable) -> BoundSymbol:
     payload: BoundSymbol = op.payload
     where = {} if op.source is None else {
         "source_filename": op.source.path, "source_positions": Positions(op.source.line, op.source.line, 0, 999)}
+    claimed = payload._call_ctx is not None or payload.sym.executor or payload.sym.python_impl
+    if not (claimed or fused):  # kept whole for a fusion that did not come about: run by its parts
+        name = f"{payload.sym.name}_{op.outs[0]}"
+        symbol = Symbol(name, meta=_meta_of(output))
+        return BoundSymbol(symbol, args, kwargs, output, tags=tags, _call_ctx={name: op.target.fn}, **where)
     symbol = payload.sym if payload.sym.meta is not None else replace(payload.sym, meta=_meta_of(output))
     return payload.from_bsym(sym=symbol, args=args, kwargs=kwargs, output=output, subsymbols=(), tags=tags, **where)
 
