@@ -105,15 +105,24 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """Where in the user's program an op comes from; `path` is the whole path of `file`, outside equality and print."""
+    """Where in the user's program an op comes from.
+
+    Attributes:
+        file, line: the user's line; of a backward op that of its forward op.
+        module: the path of the module that was running.
+        op: the forward op that a backward op belongs to; empty for a forward op.
+        path: the whole path of `file`, outside equality and print.
+    """
 
     file: str
     line: int
     module: str = ""
+    op: str = ""
     path: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f" ({self.module})" if self.module else "")
+        place = f"{self.file}:{self.line}" + (f" ({self.module})" if self.module else "")
+        return f"{place} of {self.op}" if self.op else place
 
 
 def leaves(tree: Any) -> Iterator[Any]:

@@ -251,7 +251,7 @@ class _Parser:
         if self.accept("("):
             module = self.name("the path of a module")
             self.expect(")")
-        return Source(file, line, module)
+        return Source(file, line, module, self.name("the name of a forward op") if self.accept("of") else "")
 
     def made(self) -> Var:
         """Read a value where it is made: `%name: type`."""

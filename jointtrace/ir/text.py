@@ -5,13 +5,14 @@
         %a: f32[2, 3] = aten.mul.Tensor(%x, %w)  # model.py:12 (blocks.0.mlp)
       bw:
         %g: f32[2, 3] = get_grad(%a, 0)  # [get_grad]
-        %gx: f32[2, 3] = aten.mul.Tensor(%g, %w)
+        %gx: f32[2, 3] = aten.mul.Tensor(%g, %w)  # model.py:12 (blocks.0.mlp) of aten.mul.Tensor
       return (%a) grads (%gx, None)
     }
 
 `%name` is a value. Its type stands where it is made: dtype and shape, then strides where they are known
 (`f32[2, 3][3, 1]`) and the device where it is not the CPU (`f32[2, 3] cuda:0`). A size the trace does not fix is
-`s0=4`: its name, and the size seen. After `#` come an op's tags, the values it writes to and the user's line.
+`s0=4`: its name, and the size seen. After `#` come an op's tags, the values it writes to and the user's line, in the
+backward with the forward op it belongs to.
 `with trace (...) {...}` after a call is the body of a region. An object that has no literal form stands as
 `$0<Tensor>`, the first entry of `constants(trace)`. A line that starts with `#` is a comment. The text depends on the
 trace alone: no ids, no times, no paths but the ones in `Source`.
@@ -200,6 +201,10 @@ def _literal(leaf: Any) -> str | None:
 
 
 def _print_source(source: Source) -> str:
-    file = source.file if WORD.fullmatch(source.file) else repr(source.file)
-    module = source.module if WORD.fullmatch(source.module) else repr(source.module)
-    return f"{file}:{source.line}" + (f" ({module})" if source.module else "")
+    text = f"{_word(source.file)}:{source.line}"
+    text += f" ({_word(source.module)})" if source.module else ""
+    return f"{text} of {_word(source.op)}" if source.op else text
+
+
+def _word(name: str) -> str:
+    return name if WORD.fullmatch(name) else repr(name)
