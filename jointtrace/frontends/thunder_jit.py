@@ -21,6 +21,9 @@ from thunder.extend import Executor as ThunderExecutor
 from thunder.extend import FusionExecutor, OperatorExecutor, get_default_executors, resolve_executors
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from jointtrace.checking.monitor import Monitor, Subject, watched
+from jointtrace.checking.program import programs
+from jointtrace.checking.thunder_reference import ThunderReference
 from jointtrace.compat.patching import Patch, apply_patches
 from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
@@ -32,7 +35,7 @@ from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
 from jointtrace.options import Options
 from jointtrace.pipeline import Stage, run
-from jointtrace.reporting.dump import recording, write_stage
+from jointtrace.reporting.dump import recording, write_program, write_stage
 from jointtrace.runtime.bridge import connect
 from jointtrace.runtime.collector import paused_collector
 from jointtrace.runtime.link import link
@@ -108,6 +111,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
     record = Record("thunder", options, executors)
     add_record(stats, record)
     with recording(record), paused_collector():
+        write_program(record, computation)
         start = perf_counter()
         joint = build_joint(computation, _operators(executors, data.executors_list), gradients=gradients)
         history = _History(record, stats, computation, joint, perf_counter() - start)
@@ -115,8 +119,21 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
         record.depends, record.differentiable = compiled.depends, joint.differentiable
         record.halves = _linked(compiled.halves, executors, record)
     result = stats.last_traces.pop()
-    setattr(result, ATTRIBUTE, (record, forward_trace(computation, record.halves, joint.names)))
+    halves = _checked(record, computation, joint, data.executors_list) if options.check else record.halves
+    setattr(result, ATTRIBUTE, (record, halves, forward_trace(computation, halves, joint.names)))
     return result
+
+
+def _checked(record: Record, computation: TraceCtx, joint: Joint, executors: Sequence[ThunderExecutor]) -> Halves:
+    """Return the halves with what checks their first run."""
+    halves = record.halves
+    assert halves is not None
+    found = programs(record.stages)
+    reference = ThunderReference(computation, executors, joint.names)
+    monitor = Monitor(Subject(record, lambda: found, reference, halves.forward, halves.backward))
+    backward = halves.backward and watched(halves.backward, monitor.before_backward, monitor.after_backward)
+    return replace(halves, backward=backward,
+                   forward=watched(halves.forward, monitor.before_forward, monitor.after_forward))
 
 
 @dataclass
@@ -188,7 +205,7 @@ def _transform_for_execution(original: Callable[..., Any]) -> Callable[..., Any]
             return original(trace, executors_list, **kwargs)
         last = compile_computation(trace, options, gradients=False)
         _compile_data.get()[1].last_traces.append(last)
-        return [getattr(last, ATTRIBUTE)[1]]
+        return [getattr(last, ATTRIBUTE)[2]]
 
     return transform_for_execution
 
@@ -198,14 +215,14 @@ def _split(original: Callable[..., Any]) -> Callable[..., Any]:
     def split_into_forward_and_backward(trace: TraceCtx) -> tuple[TraceCtx, TraceCtx | None]:
         if not hasattr(trace, ATTRIBUTE):
             return original(trace)
-        record, forward = getattr(trace, ATTRIBUTE)
-        if record.halves.backward is None:
+        record, halves, forward = getattr(trace, ATTRIBUTE)
+        if halves.backward is None:
             return forward, None
 
         def backward_fn(saved_for_backward: Any, cotangents: Any) -> None: ...
 
         setattr(backward_fn, ATTRIBUTE, record)
-        return forward, backward_trace(record.halves, backward_fn)
+        return forward, backward_trace(halves, backward_fn)
 
     return split_into_forward_and_backward
 

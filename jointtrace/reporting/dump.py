@@ -1,23 +1,31 @@
 """dump: the traces of a compiled function as text, on demand and as they come.
 
 With the environment variable `JOINTTRACE_DUMP` set to a folder, every compilation writes its stages to a numbered
-subfolder as they come, so that they are there also when a later stage fails.
+subfolder as they come, so that they are there also when a later stage fails. Where torch keeps its structured trace
+(`TORCH_TRACE`, read by tlparse), the stages of what Dynamo compiles are artifacts in it.
 """
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch._logging import trace_structured
+
 from jointtrace.errors import OptionError
+from jointtrace.ir.op import var_names
+from jointtrace.ir.trace import Trace
+from jointtrace.runtime.split import Halves
 
 if TYPE_CHECKING:
     from jointtrace.pipeline import Stage
     from jointtrace.runtime.record import Record
 
 VARIABLE = "JOINTTRACE_DUMP"
+HALVES = ("forward", "backward")
 
 
 def text_of(record: Record, stage: str) -> str:
@@ -25,14 +33,15 @@ def text_of(record: Record, stage: str) -> str:
 
     Args:
         record: the compilation.
-        stage: `joint` (as it was built), `forward`, `backward` (as they run), `all`, or the name of a pass.
+        stage: `joint` (as it was built), `forward`, `backward` (as they run), `all`, or the name of a pass; of a pass
+            that ran twice, what it made last.
 
     Raises:
         OptionError: there is no such stage; the message lists those that there are.
     """
-    texts = dict(_texts(record))
     if stage == "all":
-        return "\n".join(f"# {name}\n{text}" for name, text in texts.items())
+        return "\n".join(f"# {name}\n{text}" for name, text in _texts(record))
+    texts = dict(_texts(record))
     if stage not in texts:
         raise OptionError(f"no stage {stage!r}; there are: {', '.join(texts)}, all")
     return texts[stage]
@@ -61,14 +70,40 @@ def recording(record: Record) -> Iterator[None]:
     except BaseException as error:
         (record.folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n")
         raise
-    for name in ("forward", "backward"):
-        (record.folder / f"{name}.txt").write_text(text_of(record, name) + "\n")
+    if record.halves is not None:
+        for name in HALVES:
+            _write(record, name, lambda name=name: text_of(record, name))
+
+
+def write_program(record: Record, program: object) -> None:
+    """Write the front end's own form of the program, where dumps are asked for: all there is if building fails."""
+    if record.folder is not None:
+        (record.folder / "program.txt").write_text(f"{program}\n")
 
 
 def write_stage(record: Record, stage: Stage) -> None:
     """Write a stage that just came, where dumps are asked for."""
+    _write(record, f"{len(record.stages) - 1:02d}_{stage.name}", lambda: str(stage.trace))
+
+
+def note_half(record: Record, name: str, trace: Trace) -> None:
+    """Put a half as it runs into a record of Dynamo's, and write it: AOTAutograd may have changed it after the split."""
+    halves = record.halves
+    if halves is None:
+        record.halves = Halves(trace, None, (), (None,) * len(trace.outputs))
+    elif name == "forward":
+        record.halves = replace(halves, forward=trace, saved=var_names(trace.outputs[len(halves.cotangents) :]))
+    else:
+        record.halves = replace(halves, backward=trace)
+    _write(record, name, lambda: str(trace))
+
+
+def _write(record: Record, name: str, text: Callable[[], str]) -> None:
+    """Write to the record's folder and to torch's structured trace, where there are such."""
     if record.folder is not None:
-        (record.folder / f"{len(record.stages) - 1:02d}_{stage.name}.txt").write_text(f"{stage.trace}\n")
+        (record.folder / f"{name}.txt").write_text(text() + "\n")
+    if record.origin is not None:  # Dynamo is compiling: the artifact has a place in its report
+        trace_structured("artifact", lambda: {"name": f"jointtrace_{name}", "encoding": "string"}, payload_fn=text)
 
 
 def _new_folder(root: Path, frontend: str) -> Path:
