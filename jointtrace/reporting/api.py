@@ -5,6 +5,7 @@ from typing import Any
 
 from jointtrace.errors import OptionError
 from jointtrace.reporting.dump import text_of
+from jointtrace.reporting.registry import find
 from jointtrace.reporting.report import Report, report_of
 from jointtrace.runtime.record import Record, records_of
 
@@ -36,8 +37,9 @@ def dump(fn: Any, stage: str = "joint", *, compilation: int = -1) -> str:
 
 
 def _records(fn: Any) -> list[Record]:
-    records = records_of(getattr(fn, "_lc_cs", fn))  # thunder keeps the statistics of a jitted function there
+    records = records_of(getattr(fn, "_lc_cs", fn)) or find(fn)  # thunder keeps the statistics of a jitted function there
     if not records:
-        raise OptionError(f"{fn!r:.80} was not compiled by jointtrace, or has not been called yet; "
-                          "compile it with thunder.jit(fn, delay_trace_split=True) and call it first")
+        raise OptionError(f"{fn!r:.80} was not compiled by jointtrace: compile it with torch.compile(fn, backend="
+                          '"jointtrace") or thunder.jit(fn, delay_trace_split=True) and call it first (where it was '
+                          "called, Dynamo left it as it is)")
     return records

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured
 
 from jointtrace.errors import OptionError
-from jointtrace.ir.op import var_names
 from jointtrace.ir.trace import Trace
-from jointtrace.runtime.split import Halves
 
 if TYPE_CHECKING:
     from jointtrace.pipeline import Stage
@@ -70,7 +67,7 @@ def recording(record: Record) -> Iterator[None]:
     except BaseException as error:
         (record.folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n")
         raise
-    if record.halves is not None:
+    if record.halves is not None and record.origin is None:  # of Dynamo's each half came on its own
         for name in HALVES:
             _write(record, name, lambda name=name: text_of(record, name))
 
@@ -86,15 +83,8 @@ def write_stage(record: Record, stage: Stage) -> None:
     _write(record, f"{len(record.stages) - 1:02d}_{stage.name}", lambda: str(stage.trace))
 
 
-def note_half(record: Record, name: str, trace: Trace) -> None:
-    """Put a half as it runs into a record of Dynamo's, and write it: AOTAutograd may have changed it after the split."""
-    halves = record.halves
-    if halves is None:
-        record.halves = Halves(trace, None, (), (None,) * len(trace.outputs))
-    elif name == "forward":
-        record.halves = replace(halves, forward=trace, saved=var_names(trace.outputs[len(halves.cotangents) :]))
-    else:
-        record.halves = replace(halves, backward=trace)
+def write_half(record: Record, name: str, trace: Trace) -> None:
+    """Write a half as it runs, where dumps are asked for."""
     _write(record, name, lambda: str(trace))
 
 

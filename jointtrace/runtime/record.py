@@ -1,6 +1,7 @@
 """Record: what became of one compilation; reports and dumps read it, front ends write it.
 
-A compiled object carries its records, oldest first, under the attribute `RECORDS`.
+What thunder compiled carries its records, oldest first, under the attribute `RECORDS`; those of torch.compile live as
+long as the code that Dynamo holds (`jointtrace.reporting.registry`).
 """
 from __future__ import annotations
 
@@ -20,6 +21,32 @@ if TYPE_CHECKING:
 RECORDS = "_jointtrace_records"
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Which part of the user's program one compilation of Dynamo covers.
+
+    Attributes:
+        compile_id: Dynamo's own number for it, as `1/0`.
+        function: name of the function.
+        place: where it begins, as `model.py:12`.
+        resumed: whether that is where it goes on after a graph break.
+        ends: the graph break that it goes up to, and why there is one; empty where it goes to the end.
+        again: why it was compiled once more; empty for the first time.
+    """
+
+    compile_id: str
+    function: str
+    place: str
+    resumed: bool = False
+    ends: str = ""
+    again: str = ""
+
+    def __str__(self) -> str:
+        text = f"[{self.compile_id}] {self.function} " + (f"from {self.place} on" if self.resumed else f"({self.place})")
+        text += f", up to the graph break at {self.ends}" if self.ends else ""
+        return text + (f"; compiled again: {self.again}" if self.again else "")
+
+
 @dataclass
 class Record:
     """One compilation.
@@ -34,6 +61,7 @@ class Record:
         depends: for each gradient the output positions it is computed from.
         counters: calls of each region.
         folder: where its stages are written, if anywhere.
+        origin: which part of the program it covers, where Dynamo cut the program into parts.
     """
 
     frontend: str
@@ -45,6 +73,7 @@ class Record:
     depends: tuple[frozenset[int], ...] = ()
     counters: Counters = field(default_factory=Counters)
     folder: Path | None = None
+    origin: Origin | None = None
 
 
 def add_record(owner: Any, record: Record) -> None:
