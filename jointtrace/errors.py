@@ -19,3 +19,19 @@ class VerifyError(JointtraceError, AssertionError):
 
 class ParseError(JointtraceError, ValueError):
     """Text that is not a trace: says the line, the column and what was expected there."""
+
+
+class CheckError(JointtraceError, AssertionError):
+    """A compiled function computed something else than eager PyTorch does (check mode).
+
+    Attributes:
+        stage: the pass after which it differs.
+        op: the first op that differs, as text.
+        script: the file that shows the difference when run.
+    """
+
+    def __init__(self, message: str, stage: str, op: str | None, script: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.op = op
+        self.script = script

@@ -8,6 +8,7 @@ from typing import Any
 from jointtrace.errors import OptionError
 
 SWITCHABLE_PASSES = ("group_get_grad", "cse", "dce", "recompute", "fuse")
+CHECKS = (None, "eager")
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Options:
         executors: names of the executors that may claim regions, first come first served; `eager` runs what is left.
             None: `torch_compile` where it is available, else `eager`.
         disable: names of passes to leave out (`SWITCHABLE_PASSES`).
+        check: "eager" compares the first call, and the first backward, of each compilation with eager PyTorch.
         late_split: True splits the joint trace after executors have claimed regions; False, the reference, before.
     """
 
     executors: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
+    check: str | None = None
     late_split: bool = True
 
     @staticmethod
@@ -41,6 +44,8 @@ class Options:
             if values.get(name) is not None:
                 values[name] = _names(name, values[name])
         _check_members("disable", values.get("disable", ()), SWITCHABLE_PASSES)
+        if values.get("check") not in CHECKS:
+            raise OptionError(f"option check={values['check']!r}; accepted: {', '.join(map(repr, CHECKS))}")
         return Options(**values, late_split=late_split)
 
 

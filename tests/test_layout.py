@@ -21,6 +21,7 @@ LAYERS = (  # a module may import what stands before it, and its own
     "runtime",
     "executors",
     "pipeline",
+    "checking",
     "reporting",
     "frontends",
     "demo",

@@ -1,7 +1,8 @@
 """Counters: how often each compiled region ran, so that one that never runs is seen."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -36,6 +37,16 @@ class Counters:
     def never_ran(self) -> tuple[str, ...]:
         """Return the regions that were compiled into a function but never called."""
         return tuple(name for name, cell in self._cells.items() if not cell[0])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count what runs inside."""
+        before = {name: cell[0] for name, cell in self._cells.items()}
+        try:
+            yield
+        finally:
+            for name, calls in before.items():
+                self._cells[name][0] = calls
 
     def reset(self) -> None:
         """Start counting from 0 again."""
