@@ -143,7 +143,7 @@ class Aliases:
         for old, new in proxies.items():
             new.tags.update(old.proxy.tags)
         out = proxies[variableify(look.bsym.flat_proxy_outs[look.index])].name
-        pending: list[Any] = [look.bsym.from_bsym_swap_proxies(proxies)]
+        pending = [look.bsym.from_bsym_swap_proxies(proxies)]
         while pending:
             pending[:0] = walk.process(pending.pop(0))
         if held is None:
@@ -155,7 +155,7 @@ class Aliases:
 
     # writes
 
-    def process(self, bsym: BoundSymbol) -> list[Any]:
+    def process(self, bsym: BoundSymbol) -> list[BoundSymbol]:
         """Add the ops of `update_aliases` or `copy_`; return the subsymbols of anything else that writes."""
         if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
             for old, new in zip(bsym.args[0], bsym.output, strict=True):

@@ -92,15 +92,13 @@ class Walk:
 
     def forward(self) -> None:
         """Process the computation's symbols in order, decomposing what has no gradient rule of its own."""
-        queue: deque[BoundSymbol | Callable[[], None]] = deque(self.computation.bound_symbols[:-1])
+        queue: deque[Any] = deque(self.computation.bound_symbols[:-1])
         while queue:
-            item = queue.popleft()
-            if not isinstance(item, BoundSymbol):
-                item()
-            elif item.sym.id not in SKIPPED:
-                queue.extendleft(reversed(self.process(item)))
+            bsym = queue.popleft()
+            if bsym.sym.id not in SKIPPED:
+                queue.extendleft(reversed(self.process(bsym)))
 
-    def process(self, bsym: BoundSymbol) -> list[Any]:
+    def process(self, bsym: BoundSymbol) -> list[BoundSymbol]:
         """Add the ops of one symbol; return what to process in its stead, where it is to be decomposed."""
         if bsym.sym == ltorch.checkpoint:
             return self.checkpoint(bsym)
@@ -148,7 +146,7 @@ class Walk:
             if isinstance(proxy, TensorProxy):
                 proxy._requires_grad = self.name(proxy) in self.needs
 
-    def checkpoint(self, bsym: BoundSymbol) -> list[Any]:
+    def checkpoint(self, bsym: BoundSymbol) -> list[BoundSymbol]:
         """Tag what a checkpoint covers for recomputation; what it returns is kept for the program outside."""
         if BoundSymbolTag.RECOMPUTE_IN_BACKWARD not in bsym.tags:  # else it is part of another checkpoint
             given = {p.name for p in bsym.flat_proxy_args}

@@ -148,6 +148,7 @@ def run_ops(ops: Sequence[Op], values: dict[str, Any], result: Any) -> Any:
 
     for op in ops:
         args, kwargs = map_leaves(read, (op.args, dict(op.kwargs)))
+        assert op.target.fn is not None, op.target.name
         made = op.target.fn(*args, **kwargs)
         for var, value in zip(leaves(op.out), leaves(made), strict=True):
             if isinstance(var, Var):

@@ -22,7 +22,7 @@ ATEN = torch.ops.aten
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 KEEP = (prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,)
 
-OPERATORS: OperatorExecutor = get_executor("jointtrace") or OperatorExecutor("jointtrace", version=1)
+OPERATORS: Any = get_executor("jointtrace") or OperatorExecutor("jointtrace", version=1)
 register_executor(OPERATORS)
 
 
