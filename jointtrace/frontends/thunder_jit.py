@@ -29,7 +29,13 @@ from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
-from jointtrace.frontends.thunder_traces import backward_trace, forward_trace, half_stage_trace, stage_trace
+from jointtrace.frontends.thunder_traces import (
+    backward_trace,
+    forward_trace,
+    half_stage_trace,
+    release_inputs,
+    stage_trace,
+)
 from jointtrace.joint.build import Joint, build_joint
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
@@ -200,8 +206,8 @@ def _transform_for_execution(original: Callable[..., Any]) -> Callable[..., Any]
     def transform_for_execution(trace: TraceCtx, executors_list: Sequence[Any], **kwargs: Any) -> list[TraceCtx]:
         if hasattr(trace, ATTRIBUTE):
             return [trace]
-        options = _active_options()
-        if options is None or executors_list is not get_compile_data().executors_list:  # the prologue is python's
+        options, data = _active_options(), get_compile_data()
+        if options is None or data is None or executors_list is not data.executors_list:  # the prologue is Python's
             return original(trace, executors_list, **kwargs)
         last = compile_computation(trace, options, gradients=False)
         _compile_data.get()[1].last_traces.append(last)
@@ -240,10 +246,19 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
             del trace.bound_symbols[start:]  # thunder put them first, also where a checkpoint stands in another one
             for bsym in inside:
                 bsym.tags.add(IN_CHECKPOINT)
-            trace.peek_scope().extend(inside)
+            trace.scopes[-1].extend(inside)
         return result
 
     return checkpoint
+
+
+def _del_last_used(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def del_last_used(trace: TraceCtx, **kwargs: Any) -> TraceCtx:
+        deleted = original(trace, **kwargs)
+        return deleted if _active_options() is None else release_inputs(deleted)
+
+    return del_last_used
 
 
 def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,6 +293,7 @@ PATCHES = (
     Patch("thunder.distributed.utils", "maybe_sort_waits", _sort_waits),
     Patch("thunder", "transform_for_execution", _transform_for_execution),
     Patch("thunder.transforms.autodiff", "split_into_forward_and_backward", _split),
+    Patch("thunder.executors.passes", "del_last_used", _del_last_used),
     Patch("thunder", "connect_to_autograd", _connect),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
 )

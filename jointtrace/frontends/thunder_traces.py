@@ -5,12 +5,15 @@ Holds for lightning-thunder 0.2.6. The names `C0`, `C1`, `saved_for_backward` an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from thunder.core import prims
+from thunder.core.codeutils import prettyprint
 from thunder.core.proxies import CollectionProxy, Proxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, TraceProvenance, TraceTag, tracectx
+from thunder.core.trace import TraceCtx, TraceProvenance, TraceTag, from_trace, tracectx
 
 from jointtrace.ir.op import TensorType, Var
 from jointtrace.ir.trace import Trace
@@ -30,7 +33,7 @@ class StageTrace(TraceCtx):
         self.set_provenance(TraceProvenance(f"jointtrace: {stage}"))
 
     @property
-    def bound_symbols(self) -> list[BoundSymbol]:
+    def bound_symbols(self) -> list[Any]:
         """The symbols of this stage."""
         if self._build is not None:
             build, self._build = self._build, None
@@ -38,7 +41,7 @@ class StageTrace(TraceCtx):
         return self._bound_symbols
 
     @bound_symbols.setter
-    def bound_symbols(self, bsyms: list[BoundSymbol]) -> None:
+    def bound_symbols(self, bsyms: list[Any]) -> None:
         self._bound_symbols = bsyms
         self.scopes[0] = bsyms
 
@@ -177,3 +180,38 @@ def _siginfo(name: str, args: tuple[str, ...]) -> Any:
     info = SigInfo(name)
     info.args = [(arg, None) for arg in args]
     return info
+
+
+def release_inputs(trace: TraceCtx) -> TraceCtx:
+    """Return a half in which a region takes over the inputs it reads last, so that they are freed while it runs.
+
+    thunder deletes a value after the symbol that reads it last; the caller's names would keep the values until then.
+    """
+    released = from_trace(trace)
+    released.set_provenance(trace.get_provenance())
+    bsyms: list[Any] = []
+    for bsym in trace.bound_symbols:
+        region = bsyms[-1] if bsyms else None
+        if bsym.sym.id is not prims.PrimIDs.DEL or region is None or not _takes_a_list(region):
+            bsyms.append(bsym)
+            continue
+        read = {p.name for p in region.flat_proxy_args}
+        taken = [p.name for p in bsym.flat_proxy_args if p.name in read]
+        kept = [p for p in bsym.flat_proxy_args if p.name not in read]
+        bsyms[-1] = region.from_bsym(sym=replace(region.sym, python_printer=partial(_print_boxed, taken)))
+        if kept:
+            bsyms.append(prims.python_del.bind(*kept, output=None))
+    released.bound_symbols = bsyms
+    return released
+
+
+def _takes_a_list(bsym: Any) -> bool:
+    return bsym.sym.is_fusion and hasattr((bsym._call_ctx or {}).get(bsym.sym.name), "boxed")
+
+
+def _print_boxed(taken: list[str], bsym: BoundSymbol, outs: Any, args: Any, kwargs: Any) -> list[str]:
+    name = bsym.sym.name
+    given = ", ".join(prettyprint(arg) for arg in args)
+    results = f"{prettyprint(outs, literals_as_underscores=True)} = " if bsym.flat_proxy_outs else ""
+    return [f"{name}_args = [{given}]", *([f"del {', '.join(taken)}"] if taken else []),
+            f"{results}{name}.boxed({name}_args)"]
