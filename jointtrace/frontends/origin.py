@@ -48,8 +48,9 @@ def origin_of(module: GraphModule) -> Origin | None:
     if code is None:
         return None
     resumed = RESUMED.fullmatch(code.co_name)
+    function = resumed[1] if resumed else code.co_name
     place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    return Origin(_compile_id(), resumed[1] if resumed else code.co_name, place, bool(resumed), _break(module), _again())
+    return Origin(_compile_id(), function, place, resumed is not None, _break(module), _again())
 
 
 def _code() -> CodeType | None:

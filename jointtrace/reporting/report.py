@@ -10,7 +10,7 @@ from jointtrace.ir.op import Op, Phase, Source, Tag, TensorType
 from jointtrace.ir.trace import Trace
 from jointtrace.pipeline import Stage
 from jointtrace.regions.fuse import executor_of
-from jointtrace.runtime.record import Record
+from jointtrace.runtime.record import Origin, Record
 
 MIB = 2**20
 REASONS = (
@@ -58,7 +58,10 @@ class EagerReport:
 
 @dataclass(frozen=True)
 class CompilationReport:
-    """One compilation; `saved_bytes` counts each storage once and inputs not at all."""
+    """One compilation; `saved_bytes` counts each storage once and inputs not at all.
+
+    `origin` says which part of the program it is, where Dynamo cut the program into parts.
+    """
 
     frontend: str
     executors: tuple[str, ...]
@@ -68,6 +71,12 @@ class CompilationReport:
     saved_bytes: int
     eager: tuple[EagerReport, ...]
     finished: bool
+    origin: Origin | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether any of its regions was ever called; True where it has none to count by."""
+        return not self.regions or any(region.calls for region in self.regions)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -112,7 +121,12 @@ class Report:
     def __str__(self) -> str:
         if len(self.compilations) == 1:
             return str(self.last)
-        return "\n\n".join(f"compilation {i}\n{c}" for i, c in enumerate(self.compilations, 1))
+        return "\n\n".join(f"compilation {heading(i, c.origin)}\n{c}" for i, c in enumerate(self.compilations, 1))
+
+
+def heading(number: int, origin: Origin | None) -> str:
+    """Return the number of a compilation, with the part of the program it covers where there is more than one."""
+    return f"{number}: {origin}" if origin else f"{number}"
 
 
 def report_of(record: Record) -> CompilationReport:
@@ -127,7 +141,7 @@ def report_of(record: Record) -> CompilationReport:
                 by_storage[owner[value.name]] = max(value.nbytes, by_storage.get(owner[value.name], 0))
     return CompilationReport(
         record.frontend, tuple(ex.name for ex in record.executors), tuple(record.stages), tuple(_regions(record)),
-        saved, sum(by_storage.values()), tuple(_eager(record)), halves is not None,
+        saved, sum(by_storage.values()), tuple(_eager(record)), halves is not None, record.origin,
     )
 
 
@@ -188,6 +202,7 @@ def _reason(op: Op, half: Trace, record: Record) -> str:
 
 def _lines(c: CompilationReport) -> Iterator[str]:
     state = "" if c.finished else " (did not finish)"
+    state += "" if c.ran else " (NEVER RAN: none of its regions was called)"
     yield f"jointtrace, {c.frontend} front end, executors: {', '.join(c.executors)}{state}"
     yield "passes    " + ", ".join(f"{p.name} {p.seconds * 1e3:.0f} ms ({p.ops} ops)" for p in c.passes)
     for r in c.regions:
