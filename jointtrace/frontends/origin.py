@@ -16,11 +16,10 @@ from typing import Any
 from torch.fx import GraphModule
 
 from jointtrace.reporting.dump import recording
-from jointtrace.reporting.registry import identity, registered
+from jointtrace.reporting.registry import INLINE, identity, registered
 from jointtrace.runtime.record import Origin, Record
 
 WRAPPER = "torch._dynamo.eval_frame"  # the module of the function that torch.compile returns; it calls `fn`
-INLINED = "torch._dynamo.external_utils"  # the module of the function that it puts around a module of torch's own
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
@@ -60,7 +59,7 @@ def _code() -> CodeType | None:
         frame = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:
         return None
-    outer = identity(called())[1] if frame.f_globals.get("__name__") == INLINED else None
+    outer = identity(called())[1] if frame.f_globals.get("__name__") == INLINE else None
     return outer if isinstance(outer, CodeType) else frame.f_code
 
 

@@ -20,6 +20,7 @@ from jointtrace.runtime.record import Record
 
 OWNED = "_jointtrace_record"
 ORIGINAL = "_torchdynamo_orig_callable"  # Dynamo's own mark, torch 2.10 to 2.14
+INLINE = "torch._dynamo.external_utils"  # the module of the function that Dynamo puts around a module of torch's own
 CALLS_OF_A_MODULE = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
 
 Filed = tuple["weakref.ref[Any] | None", "weakref.ref[Record]"]
@@ -70,7 +71,7 @@ def identity(fn: Any) -> tuple[Any, Any]:
         return identity(fn.__self__) if module else (fn.__self__, _code(fn.__func__))
     if isinstance(fn, nn.Module):
         return fn, _code(_original(fn.forward))
-    return fn, _code(fn) or _code(getattr(type(fn), "__call__", None)) or fn
+    return fn, _code(fn) or _code(type(fn).__dict__.get("__call__")) or fn
 
 
 def _original(fn: Any) -> Any:
@@ -80,7 +81,7 @@ def _original(fn: Any) -> Any:
             fn = fn._orig_mod
         elif isinstance(fn, FunctionType) and ORIGINAL in vars(fn):
             fn = vars(fn)[ORIGINAL]
-        elif isinstance(fn, FunctionType) and fn.__module__ != fn.__globals__.get("__name__") and hasattr(fn, "__wrapped__"):
+        elif isinstance(fn, FunctionType) and fn.__globals__.get("__name__") == INLINE:
             fn = fn.__wrapped__
         else:
             return fn

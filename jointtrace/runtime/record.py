@@ -42,7 +42,8 @@ class Origin:
     again: str = ""
 
     def __str__(self) -> str:
-        text = f"[{self.compile_id}] {self.function} " + (f"from {self.place} on" if self.resumed else f"({self.place})")
+        where = f"from {self.place} on" if self.resumed else f"({self.place})"
+        text = f"[{self.compile_id}] {self.function} {where}"
         text += f", up to the graph break at {self.ends}" if self.ends else ""
         return text + (f"; compiled again: {self.again}" if self.again else "")
 

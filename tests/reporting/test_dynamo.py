@@ -66,7 +66,8 @@ def test_each_backward_op_names_its_forward_op_and_line(compile_fn):
 def test_a_backward_op_has_the_module_path_of_its_forward_op():
     step = compiled(Residual())
     step(leaf(2, 4)).sum().backward()
-    products = [op for op in backward_ops(jointtrace.report(step).passes[0].trace) if op.target.name == "aten.mm.default"]
+    ops = backward_ops(jointtrace.report(step).passes[0].trace)
+    products = [op for op in ops if op.target.name == "aten.mm.default"]
     assert {(op.source.module, op.source.op) for op in products} == {("inner", "aten.addmm.default")}
 
 
@@ -169,7 +170,8 @@ def test_stages_are_written_to_numbered_folders(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000_dynamo", "001_dynamo"]
     for folder, part in (("000_dynamo", 0), ("001_dynamo", 1)):
         for half in ("forward", "backward"):
-            assert (tmp_path / folder / f"{half}.txt").read_text() == jointtrace.dump(step, half, compilation=part) + "\n"
+            written = (tmp_path / folder / f"{half}.txt").read_text()
+            assert written == jointtrace.dump(step, half, compilation=part) + "\n"
         assert (tmp_path / folder / "00_joint.txt").exists()
 
 
@@ -198,7 +200,7 @@ def test_stages_are_artifacts_of_torchs_structured_trace(tmp_path):
 
 
 def artifacts_in(log):
-    """Yield the name and the text of each of our artifacts in a structured trace: a line of JSON, then indented text."""
+    """Yield the name and the text of each of our artifacts in a structured trace: a line of JSON, then text."""
     for entry in re.split(r"^(?=V)", log, flags=re.MULTILINE):
         head, _, text = entry.partition("\n")
         name = json.loads(head[head.index("{") :]).get("artifact", {}).get("name", "") if head else ""
