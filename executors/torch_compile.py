@@ -14,12 +14,13 @@ import functools
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from jointtrace.errors import UnsupportedError
-from jointtrace.executors.base import Compiled, gains
+from jointtrace.executors.base import Compiled, Executor, gains
 from jointtrace.ir.fx import to_region_graph
 from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
 from jointtrace.ir.trace import Trace
@@ -28,6 +29,7 @@ from jointtrace.runtime.codegen import compile_trace
 DEVICES = ("cpu", "cuda")
 CONSTANTS = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None), type(...))
 OPS_NAMED_IN_ERRORS = 12
+MODES = ("default", "max-autotune-no-cudagraphs")  # of torch.compile: those that need no CUDA graphs
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _strides = torch.Tensor.stride
@@ -38,6 +40,9 @@ class TorchCompileExecutor:
 
     name = "torch_compile"
     fuses = True
+
+    def __init__(self, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.settings = settings  # of Inductor, for regions of graphs
 
     def unavailable(self) -> str | None:
         """Return what is missing to compile C++ code."""
@@ -62,8 +67,18 @@ class TorchCompileExecutor:
         if body is None:
             raise ValueError(f"{region.target.name} is no region")
         if all(isinstance(op.payload, torch.fx.Node) for op in body.ops):
-            return GraphRegion(region)
+            return GraphRegion(region, self.settings)
         return InductorRegion(region.target.name, body, is_backward=region.phase is Phase.BW)
+
+
+@functools.cache
+def in_mode(executor: Executor, mode: str) -> Executor:
+    """Return `executor` with the settings of a mode of torch.compile; as it is where it has none to make."""
+    if mode == "default" or not isinstance(executor, TorchCompileExecutor):
+        return executor
+    from torch._inductor import list_mode_options
+
+    return TorchCompileExecutor(MappingProxyType(list_mode_options(mode)))
 
 
 class InductorRegion:
@@ -106,12 +121,15 @@ class InductorRegion:
 class GraphRegion:
     """A region of a graph whose input layouts AOTAutograd fixes: compiled at once, sizes unknown to it included."""
 
-    def __init__(self, region: Op) -> None:
+    def __init__(self, region: Op, settings: Mapping[str, Any]) -> None:
+        from torch._inductor import config
+
         body = region.body
         assert body is not None
         graph, examples = to_region_graph(body)
         try:
-            self.boxed = compile_graph(graph, examples, is_backward=region.phase is Phase.BW)
+            with config.patch(dict(settings)):
+                self.boxed = compile_graph(graph, examples, is_backward=region.phase is Phase.BW)
         except Exception as error:
             raise UnsupportedError(failure(region.target.name, body, error)) from error
 
@@ -172,8 +190,9 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
         outputs = graph.graph.output_node()
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiled = compile_fx_inner(graph, examples, is_backward=is_backward)
-    inner = getattr(compiled, "current_callable", None)  # without the wrapper that feeds torch's own metrics
-    return inner or compiled
+    inner = getattr(compiled, "current_callable", None) or compiled  # without the wrapper for torch's metrics
+    calls = any(node.op == "call_function" for node in graph.graph.nodes)
+    return inner if calls else _emptying(inner, list(range(len(examples))))
 
 
 def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:

@@ -13,12 +13,17 @@ from jointtrace.errors import JointtraceError, OptionError, UnsupportedError, Ve
 from jointtrace.options import Options
 
 if TYPE_CHECKING:
+    from jointtrace.compiler import compile
     from jointtrace.reporting.api import dump, report
 
 __version__ = version("jointtrace")
-__all__ = ["JointtraceError", "OptionError", "Options", "UnsupportedError", "VerifyError", "dump", "report"]
+__all__ = ["JointtraceError", "OptionError", "Options", "UnsupportedError", "VerifyError", "compile", "dump", "report"]
 
-_LATER = {"dump": "jointtrace.reporting.api:dump", "report": "jointtrace.reporting.api:report"}  # they import torch
+_LATER = {  # they import torch
+    "compile": "jointtrace.compiler:compile",
+    "dump": "jointtrace.reporting.api:dump",
+    "report": "jointtrace.reporting.api:report",
+}
 
 activate()
 

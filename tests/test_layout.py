@@ -24,6 +24,7 @@ LAYERS = (  # a module may import what stands before it, and its own
     "checking",
     "reporting",
     "frontends",
+    "compiler",
     "demo",
     "doctor",
     "cli",

@@ -2,34 +2,48 @@
 
 AOTAutograd hands over one joint graph in which views, mutation, autocast, random state, DTensors and output metadata
 are resolved. `partition` turns it into a joint trace, takes it through the passes and hands plain halves back; what
-AOTAutograd then makes of each half is converted again, its regions are formed, compiled and run by generated code.
-Holds for torch 2.10 to 2.14: `aot_autograd`, `_extract_fwd_bwd_modules`, Inductor's decomposition table.
+AOTAutograd then makes of each half is converted again, its regions are formed, compiled and run by generated code. So
+regions are claimed on the halves, and `late_split` is no option here.
+Holds for torch 2.10 to 2.14: `aot_autograd`, `_extract_fwd_bwd_modules`, Inductor's decomposition table, the setting
+`donated_buffer`, the name of AOTAutograd's node.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from jointtrace.checking.graph_check import GraphCheck
+from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
-from jointtrace.ir.fx import to_joint_graph, to_trace
-from jointtrace.ir.op import TensorType
+from jointtrace.executors.torch_compile import MODES, in_mode
+from jointtrace.frontends.origin import watched
+from jointtrace.ir.fx import bind_sizes, to_joint_graph, to_trace
+from jointtrace.ir.op import Phase, ScalarType, TensorType, var_names
+from jointtrace.ir.trace import Trace
+from jointtrace.ir.verify import verify
 from jointtrace.options import Options
 from jointtrace.passes.dce import dce
 from jointtrace.passes.recompute import saved
-from jointtrace.pipeline import PASSES, Stage, run
+from jointtrace.pipeline import PASSES, Compiled, Stage, run
 from jointtrace.regions.fuse import fuse
+from jointtrace.reporting.dump import write_half, write_stage
+from jointtrace.reporting.registry import own
 from jointtrace.runtime.codegen import compile_trace
+from jointtrace.runtime.collector import paused_collector
 from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record
-from jointtrace.runtime.split import Halves
 
 IMPROVED = frozenset({"joint", *(name for name, _ in PASSES)}) - {"fuse"}  # stages that hold a joint trace of plain ops
 
 NODE = "CompiledFunctionBackward"  # AOTAutograd's autograd function
+
+Boxed = Callable[[list[Any]], Any]
+Hook = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...] | None]
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
@@ -38,36 +52,57 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **given: Any) ->
     Args:
         module: the graph Dynamo captured.
         example_inputs: its inputs, fake or real.
-        given: `options={...}` of torch.compile, the fields of `Options`; `mode` is accepted and ignored.
+        given: of torch.compile: `options={...}`, the fields of `Options` and "mode"; or `mode`, one of `MODES`.
+
+    Raises:
+        OptionError: an unknown option, value or mode (Dynamo wraps it; `jointtrace.compile` raises it at once).
     """
-    options = Options.parse(given.get("options") or {})
-    return Session(options).compile(module, example_inputs)
+    session = Session(*options_of(**given))
+    with watched(session.record, module):
+        return session.compile(module, example_inputs)
+
+
+def options_of(*, options: Mapping[str, Any] | None = None, mode: str | None = None) -> tuple[Options, str]:
+    """Return the options and the mode that torch.compile was given, which takes `mode` alone or among the options.
+
+    Raises:
+        OptionError: an unknown option, value or mode.
+    """
+    given = {**(options or {})}
+    mode = mode or given.pop("mode", None) or "default"
+    if mode not in MODES:
+        raise OptionError(f"mode={mode!r}; accepted: {', '.join(MODES)} (none makes CUDA graphs)")
+    return Options.parse(given), mode
 
 
 class Session:
     """One graph on its way: the record it fills, and the executors that claim its regions."""
 
-    def __init__(self, options: Options) -> None:
-        self.executors: tuple[Executor, ...] = resolve(options.executors)
+    def __init__(self, options: Options, mode: str = "default") -> None:
+        self.executors: tuple[Executor, ...] = tuple(in_mode(ex, mode) for ex in resolve(options.executors))
         self.record = Record("dynamo", options, self.executors)
         self.options = options
+        self.check = GraphCheck(self.record) if options.check else None
+        self.fuses = any(executor.fuses for executor in self.executors)
+        self.missing: Hook | None = None  # makes gradients that AOTAutograd has as zeros None
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return the compiled graph."""
         from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch import config
 
         compiler = aot_autograd(
-            fw_compiler=self.half, bw_compiler=self.half, inference_compiler=self.half, partition_fn=self.partition,
-            decompositions=self.decompositions(),
+            fw_compiler=self.forward, bw_compiler=self.backward, inference_compiler=self.inference,
+            partition_fn=self.partition, decompositions=self.decompositions(),
         )
-        compiled = compiler(module, example_inputs)
-        halves = self.record.halves
-        partial = halves is not None and _table(halves, self.record.depends)
-        return _with_missing_gradients(compiled, partial) if partial else compiled
+        # donated buffers would forbid a second backward, and no region writes to what it is given
+        with config.patch(donated_buffer=False):
+            compiled = compiler(module, example_inputs)
+        return _with_missing_gradients(compiled, self.missing) if self.missing else compiled
 
     def decompositions(self) -> Mapping[Any, Any]:
         """Return what is decomposed before executors claim: Inductor's table where it compiles, else nothing."""
-        if not any(executor.fuses for executor in self.executors):
+        if not self.fuses:
             return {}
         from torch._inductor.decomposition import select_decomp_table
 
@@ -80,50 +115,105 @@ class Session:
         from torch._functorch.partitioners import _extract_fwd_bwd_modules
 
         joint.graph.eliminate_dead_code()
-        trace = to_trace(joint, num_fwd_outputs).trace
-        compiled = run(trace, self.options, self.executors, self.note)
+        converted = to_trace(joint, num_fwd_outputs)
+        trace = self.noted(converted.trace)
+        if self.options.check:
+            self.check = GraphCheck(self.record, joint, trace)
+        with paused_collector():
+            compiled = run(trace, self.options, self.executors, self.note)
         self.record.depends, self.record.halves = compiled.depends, compiled.halves
+        self.missing = _missing(compiled, converted.tokens)
         trace = next(s.trace for s in reversed(compiled.stages) if s.name in IMPROVED)
         whole, nodes = to_joint_graph(trace, joint)
         names = saved(trace)
-        tensors = [nodes[name] for name in names if isinstance(trace.types[name], TensorType)]
-        others = [nodes[name] for name in names if not isinstance(trace.types[name], TensorType)]
-        return _extract_fwd_bwd_modules(whole, tensors, others, num_fwd_outputs=num_fwd_outputs)
+        numbers = [nodes[name] for name in names if isinstance(trace.types[name], ScalarType)]
+        tensors = [nodes[name] for name in names if not isinstance(trace.types[name], ScalarType)]
+        return _extract_fwd_bwd_modules(whole, tensors, numbers, num_fwd_outputs=num_fwd_outputs)
 
-    def half(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """Compile one half, or a graph without gradients, to a boxed function."""
-        trace = dce(to_trace(module).trace)
-        if "fuse" not in self.options.disable:
-            trace = fuse(trace, self.executors)
-        call = compile_trace(link(trace, self.executors, self.record.counters))
-        call._boxed_call = True  # type: ignore[attr-defined]
+    def forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile a forward half, as AOTAutograd's `fw_compiler`."""
+        return self.half(module, Phase.FW)
+
+    def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile a backward half, as AOTAutograd's `bw_compiler`."""
+        return self.half(module, Phase.BW)
+
+    def inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile a graph without gradients, as AOTAutograd's `inference_compiler`."""
+        with paused_collector():
+            compiled = run(self.noted(to_trace(module).trace), self.options, self.executors, self.note)
+        self.record.depends, self.record.halves = compiled.depends, compiled.halves
+        return self.boxed(bind_sizes(compiled.halves.forward), "inference")
+
+    def half(self, module: GraphModule, phase: Phase) -> Boxed:
+        """Compile one half, as AOTAutograd hands it over: it may have rewritten what `partition` made."""
+        with paused_collector():
+            trace = dce(self.noted(to_trace(module, phase=phase).trace))
+            if self.check is not None:
+                self.check.add_half(phase, trace)
+            if "fuse" not in self.options.disable:
+                trace = fuse(trace, self.executors)
+            trace = bind_sizes(trace)
+            verify(trace, f"AOTAutograd, the {phase.value} half")
+        halves = self.record.halves
+        if halves is not None and phase is Phase.FW:
+            kept = dict.fromkeys(var_names(trace.outputs[len(halves.cotangents):]))
+            self.record.halves = replace(halves, forward=trace, saved=tuple(kept))
+        elif halves is not None:
+            self.record.halves = replace(halves, backward=trace)
+        return self.boxed(trace, "forward" if phase is Phase.FW else "backward")
+
+    def boxed(self, trace: Trace, name: str) -> Boxed:
+        """Return a trace as the function that runs: takes one list of arguments, which it empties."""
+        linked = link(trace, self.executors, self.record.counters)
+        call = compile_trace(linked, name)
+        if self.check is not None:
+            call = self.check.watch(call, linked, Phase.BW if name == "backward" else Phase.FW)
+        call._boxed_call = True  # type: ignore[attr-defined]  AOTAutograd's sign for it
+        write_half(self.record, name, trace)
+        own(call, self.record)
         return call
+
+    def noted(self, trace: Trace) -> Trace:
+        """Return `trace` with what was settled before any pass saw it."""
+        return replace(trace, notes={"decompositions": "Inductor's" if self.fuses else "none"})
 
     def note(self, stage: Stage) -> None:
         """Add a stage to the record."""
         self.record.stages.append(stage)
+        write_stage(self.record, stage)
 
 
-def _table(halves: Halves, depends: Sequence[frozenset[int]]) -> tuple[frozenset[int], ...] | None:
-    """Return for each tensor input the outputs its gradient depends on; None where every gradient depends on all."""
-    existing = frozenset(i for i, name in enumerate(halves.cotangents) if name is not None)
+def _missing(compiled: Compiled, tokens: int) -> Hook | None:
+    """Return a hook of AOTAutograd's node that turns zeros into None where eager has None.
+
+    That is a gradient none of whose cotangents exists. The hook itself is None where all depend on every cotangent.
+    """
+    halves = compiled.halves
     types = halves.forward.types
-    table = tuple(d for name, d in zip(halves.forward.inputs, depends, strict=True) if isinstance(types[name], TensorType))
-    return table if any(d and d != existing for d in table) else None
-
-
-def _with_missing_gradients(compiled: Callable[..., Any], table: tuple[frozenset[int], ...]) -> Callable[..., Any]:
-    """Return `compiled` with None, as in eager, for a gradient none of whose cotangents exists; AOTAutograd has zeros."""
+    existing = frozenset(i - tokens for i, name in enumerate(halves.cotangents) if name is not None)
+    table = tuple(frozenset(i - tokens for i in positions)
+                  for name, positions in zip(halves.forward.inputs[tokens:], compiled.depends[tokens:], strict=True)
+                  if isinstance(types[name], TensorType))
+    outputs = len(halves.cotangents) - tokens
 
     def hook(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         missing = {i for i, grad in enumerate(grad_outputs) if grad is None}
-        if not missing or len(grad_inputs) != len(table):
+        # other numbers than the graph's where tensor subclasses, which AOTAutograd takes apart, are among them
+        if not missing or len(grad_inputs) != len(table) or len(grad_outputs) != outputs:
             return None
         return tuple(None if d and d <= missing else grad for d, grad in zip(table, grad_inputs, strict=True))
 
+    return hook if any(d and d != existing for d in table) else None
+
+
+def _with_missing_gradients(compiled: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+    """Return `compiled` with `hook` on the autograd node that each call makes."""
+
     def call(*args: Any) -> Any:
+        start = torch.autograd._get_sequence_nr()
         results = compiled(*args)
-        node = next((found for found in map(_compiled_node, results) if found is not None), None)
+        node = _node_since(start, (*results, *args))
         if node is not None:
             node.register_hook(hook)
         return results
@@ -131,9 +221,16 @@ def _with_missing_gradients(compiled: Callable[..., Any], table: tuple[frozenset
     return call
 
 
-def _compiled_node(result: Any) -> Any:
-    """Return the autograd node of the compiled function behind one of its results, through the view it may be."""
-    node = result.grad_fn if isinstance(result, torch.Tensor) else None
-    while node is not None and node.name() != NODE:
-        node = next((following for following, _ in node.next_functions if following is not None), None)
-    return node
+def _node_since(start: int, tensors: Sequence[Any]) -> Any:
+    """Return AOTAutograd's node behind one of `tensors`, through views and writes; older nodes are not its."""
+    todo = [t.grad_fn for t in reversed(tensors) if isinstance(t, torch.Tensor) and not t.is_leaf]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node._sequence_nr() < start:
+            continue
+        if node.name() == NODE:
+            return node
+        seen.add(node)
+        todo.extend(following for following, _ in node.next_functions)
+    return None

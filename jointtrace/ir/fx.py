@@ -2,51 +2,88 @@
 
 An op carries its graph node as payload, so that what goes back keeps the node's metadata (values, stack traces, module
 paths). `getitem` nodes are no ops here: an op with several results makes several values. Holds for torch 2.10 to 2.14:
-the metadata keys `val`, `desc`, `partitioner_tag`, `recompute`, `stack_trace`, `nn_module_stack`.
+the metadata keys `val`, `desc`, `partitioner_tag`, `recompute`, `stack_trace`, `nn_module_stack`,
+`fwd_nn_module_stack`, `fwd_source_fn_stack`, `seq_nr`, `original_aten`, `ac_graph_id`.
 """
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy
 
+from jointtrace.errors import UnsupportedError
 from jointtrace.ir.aten import tags_of, writes_of
-from jointtrace.ir.op import ObjectType, Op, Phase, ScalarType, Source, Symbol, Tag, Target, TensorType, Type, Var, map_leaves
+from jointtrace.ir.op import (
+    ObjectType,
+    Op,
+    Phase,
+    ScalarType,
+    Source,
+    Symbol,
+    Tag,
+    Target,
+    TensorType,
+    Type,
+    Var,
+    map_leaves,
+    var_names,
+)
 from jointtrace.ir.trace import Trace
 
 RECOMPUTE = frozenset({CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE})
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+CHECKPOINT = "ac_graph_id"  # metadata of a node: which call of a checkpoint it stands in
+FORWARD_OP = "jointtrace_forward_op"  # metadata of a backward node, ours: it outlives the split from the forward nodes
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph as a trace; `tangents` names the placeholders that are cotangents, in order."""
+    """A graph as a trace.
+
+    Attributes:
+        trace: its gradients count also the tokens, which have none, among the inputs.
+        tangents: the placeholders that are cotangents, in order.
+        tokens: how many inputs, and outputs, come first that only order effects.
+    """
 
     trace: Trace
     tangents: tuple[str, ...]
+    tokens: int = 0
 
 
-def to_trace(module: GraphModule, num_outputs: int | None = None) -> Converted:
-    """Return a graph as a trace: a joint one with `num_outputs` forward outputs, or (None) one half as it is."""
-    return _Reader(module, num_outputs).read()
+def to_trace(module: GraphModule, num_outputs: int | None = None, *, phase: Phase = Phase.FW) -> Converted:
+    """Return a graph as a trace: a joint one with `num_outputs` forward outputs, or (None) one half, all of `phase`.
+
+    Raises:
+        UnsupportedError: the backward has effects that must keep an order, or draws by seeds handed to it.
+    """
+    return _Reader(module, num_outputs, phase).read()
 
 
 class _Reader:
-    def __init__(self, module: GraphModule, num_outputs: int | None) -> None:
+    def __init__(self, module: GraphModule, num_outputs: int | None, phase: Phase) -> None:
         self.module = module
         self.num_outputs = num_outputs
+        self.phase = phase
         self.nodes = list(module.graph.nodes)
         self.output = self.nodes[-1]
         self.leaf: dict[Node, Any] = {}  # what stands for a node in arguments
         self.types: dict[str, Type] = {}
         self.parts = _parts(self.nodes)
+        self.of_backward: set[str] = set()  # values that exist in the backward only
+        if num_outputs is not None:
+            _name_forward_ops(self.nodes)
 
     def read(self) -> Converted:
         inputs, tangents, forward, backward = [], [], [], []
@@ -54,6 +91,7 @@ class _Reader:
             if node.op == "placeholder":
                 self.name(node)
                 (tangents if self.num_outputs is not None and _is_tangent(node) else inputs).append(node)
+                self.of_backward.update([node.name] if node in tangents[-1:] else ())
             elif node.op == "get_attr":
                 self.leaf[node] = _attribute(self.module, str(node.target))
             elif node not in self.leaf:
@@ -61,13 +99,21 @@ class _Reader:
                 (backward if op.phase is Phase.BW else forward).append(op)
         results = self.tree(self.output.args[0])
         if self.num_outputs is None:
-            return Converted(self.trace(inputs, forward, tuple(results), ()), ())
+            return Converted(self.trace(inputs, [*forward, *backward], tuple(results), ()), ())
         outputs, grads = tuple(results[: self.num_outputs]), tuple(results[self.num_outputs :])
+        tokens = _count_tokens(inputs)
+        if len(grads) + tokens != len(inputs):
+            raise UnsupportedError(
+                f"a backward of {len(grads)} results for {len(inputs) - tokens} inputs: effects in the backward, or "
+                "functionalized random state; leave such operations out of the compiled function")
         gets = self.get_grads(tangents, outputs)
-        grads = tuple(g if isinstance(g, Var) else None for g in grads)
-        return Converted(self.trace(inputs, [*forward, *gets, *backward], outputs, grads), tuple(t.name for t in tangents))
+        grads = (*(None for _ in range(tokens)), *(g if isinstance(g, Var) else None for g in grads))
+        trace = self.trace(inputs, [*forward, *gets, *backward], outputs, grads)
+        return Converted(trace, tuple(t.name for t in tangents), tokens)
 
-    def trace(self, inputs: Sequence[Node], ops: Sequence[Op], outputs: tuple[Any, ...], grads: tuple[Any, ...]) -> Trace:
+    def trace(
+        self, inputs: Sequence[Node], ops: Sequence[Op], outputs: tuple[Any, ...], grads: tuple[Any, ...]
+    ) -> Trace:
         empty = Trace(tuple(n.name for n in inputs), (), outputs, grads, self.types)
         return empty.rebuild(ops, by="aot")
 
@@ -83,11 +129,19 @@ class _Reader:
         else:
             out = self.name(node)
         args, kwargs = self.tree(node.args), self.tree(node.kwargs)
-        tags = tags_of(node.target) | _user_tags(node)
-        backward = self.num_outputs is not None and node.meta.get("partitioner_tag") in (
-            "is_backward", "must_be_in_backward")
-        return Op(Target(_target_name(node.target), node.target), args, kwargs, out, tags,
-                  Phase.BW if backward else Phase.FW, writes_of(node.target, args, kwargs), _source(node), payload=node)
+        phase = self.phase_of(node, (args, kwargs), out)
+        tags = tags_of(node.target) | (_user_tags(node) if phase is Phase.FW else frozenset())
+        return Op(Target(_target_name(node.target), node.target), args, kwargs, out, tags, phase,
+                  writes_of(node.target, args, kwargs), _source(node), payload=node)
+
+    def phase_of(self, node: Node, read: Any, made: Any) -> Phase:
+        """Return the phase AOTAutograd gave a node; what a later pass of its made without one goes by what it reads."""
+        if self.num_outputs is None:
+            return self.phase
+        if not _is_backward(node) and self.of_backward.isdisjoint(var_names(read)):
+            return Phase.FW
+        self.of_backward.update(var_names(made))
+        return Phase.BW
 
     def name(self, node: Node) -> Var:
         self.types[node.name] = type_of(node.meta.get("val"))
@@ -117,12 +171,12 @@ def to_joint_graph(trace: Trace, like: GraphModule) -> tuple[GraphModule, dict[s
     nodes: dict[str, Node] = {}
     for node in like.graph.find_nodes(op="placeholder"):
         nodes[node.name] = graph.node_copy(node)
-        nodes[node.name].name = node.name
     writer = _Writer(graph, nodes, like)
     for op in trace.ops:
         if Tag.GET_GRAD not in op.tags:
             writer.add(op)
-    results = graph.output(writer.tree((*trace.outputs, *trace.grads)))
+    tokens = _count_tokens([nodes[name] for name in trace.inputs])
+    results = graph.output(writer.tree((*trace.outputs, *trace.grads[tokens:])))
     results.meta = dict(like.graph.output_node().meta)
     return GraphModule(like, graph), nodes
 
@@ -141,6 +195,35 @@ def to_region_graph(body: Trace) -> tuple[GraphModule, list[Any]]:
     return GraphModule(whole.owning_module, graph), [known[name].meta["val"] for name in body.inputs]
 
 
+def bind_sizes(trace: Trace) -> Trace:
+    """Return `trace` with each unknown size among the arguments of the regions that use it.
+
+    A region may be given tensors of which no size is the symbol itself (`2*s0`); compiled code must find it somewhere.
+    """
+    if not any(isinstance(size, Symbol) for type_ in trace.types.values() if isinstance(type_, TensorType)
+               for size in (*type_.shape, *(type_.strides or ()))):
+        return trace
+    payloads = [inner.payload for op in trace.ops for inner in (op.body.ops if op.body else (op,))]
+    values = {node.name: node.meta.get("val") for node in payloads[0].graph.nodes}
+    known = {values[name].node.expr: name for name in trace.inputs if isinstance(values[name], torch.SymInt)}
+    ops = []
+    for op in trace.ops:
+        ops.append(_with_sizes(op, values, known) if op.body is not None else op)
+        known = {**{values[n].node.expr: n for n in op.outs if isinstance(values[n], torch.SymInt)}, **known}
+    return trace.rebuild(ops, by=trace.by)
+
+
+def _with_sizes(region: Op, values: Mapping[str, Any], known: Mapping[Any, str]) -> Op:
+    body = region.body
+    assert body is not None
+    symbols = {symbol for name in body.types for symbol in free_symbols(values[name])}
+    names = [known[symbol] for symbol in sorted(symbols, key=str) if symbol in known]
+    missing = tuple(name for name in names if name not in body.types)
+    types = {**body.types, **dict.fromkeys(missing, ScalarType("int"))}
+    return region.replace(args=(*map(Var, missing), *region.args),
+                          body=replace(body, inputs=(*missing, *body.inputs), types=types))
+
+
 def _placeholder(graph: Graph, node: Node) -> Node:
     made = graph.placeholder(node.name)
     made.meta = dict(node.meta)
@@ -156,23 +239,30 @@ class _Writer:
         self.copied: dict[Node, Node] = {}
 
     def add(self, op: Op) -> None:
-        node: Node = op.payload
-        made = self.graph.call_function(node.target, self.tree(op.args), self.tree(dict(op.kwargs)))
-        made.meta = dict(node.meta)
+        """Write an op: its own node again, or for one that a pass added a new node."""
+        known = isinstance(op.payload, Node)
+        target = op.payload.target if known else op.target.fn
+        name = op.out.name if isinstance(op.out, Var) else None
+        args, kwargs = self.tree(op.args), self.tree(dict(op.kwargs))
+        made = self.graph.create_node("call_function", target, args, kwargs, name)
+        made.meta = dict(op.payload.meta) if known else {"val": self.value(made), **_place(op.source)}
         if op.phase is Phase.BW:
             made.meta["partitioner_tag"] = "is_backward"
         if isinstance(op.out, Var):
-            self.bind(op.out.name, made)
+            self.nodes[op.out.name] = made
             return
-        for index, var in enumerate(op.out):
+        for index, var in enumerate(op.out or ()):
             if isinstance(var, Var):
-                part = self.graph.call_function(operator.getitem, (made, index))
-                part.meta = {**made.meta, "val": node.meta["val"][index]}
-                self.bind(var.name, part)
+                part = self.graph.create_node("call_function", operator.getitem, (made, index), name=var.name)
+                part.meta = {**made.meta, "val": made.meta["val"][index]}
+                self.nodes[var.name] = part
 
-    def bind(self, name: str, node: Node) -> None:
-        self.nodes[name] = node
-        node.name = name
+    def value(self, made: Node) -> Any:
+        """Return an example of what a new node makes."""
+        mode = detect_fake_mode([n.meta.get("val") for n in self.graph.find_nodes(op="placeholder")])
+        args, kwargs = map_aggregate((made.args, made.kwargs), lambda a: a.meta["val"] if isinstance(a, Node) else a)
+        with mode or contextlib.nullcontext():
+            return made.target(*args, **kwargs)
 
     def tree(self, tree: Any) -> Any:
         return map_leaves(self.leaf, tree)
@@ -216,11 +306,47 @@ def _parts(nodes: Sequence[Node]) -> Mapping[Node, dict[int, list[Node]]]:
 
 
 def _user_tags(node: Node) -> frozenset[Tag]:
-    return frozenset({Tag.RECOMPUTE}) if node.meta.get("recompute") in RECOMPUTE else frozenset()
+    """Return what the user's checkpoints ask of a node.
+
+    What one hands on to forward ops outside it is saved where the backward reads it, as in eager: else a chain of
+    checkpoints would be computed again, and held, as a whole.
+    """
+    policy = node.meta.get("recompute")
+    if policy not in RECOMPUTE:
+        return frozenset({Tag.SAVE} if policy is CheckpointPolicy.MUST_SAVE else ())
+    readers = [reader for user in node.users for reader in (user.users if user.target is operator.getitem else (user,))]
+    leaves_checkpoint = any(not _is_backward(reader) and reader.op != "output"
+                            and reader.meta.get(CHECKPOINT) != node.meta.get(CHECKPOINT) for reader in readers)
+    return frozenset({Tag.SAVE if leaves_checkpoint else Tag.RECOMPUTE})
+
+
+def _count_tokens(placeholders: Sequence[Node]) -> int:
+    return sum(type(node.meta.get("desc")).__name__ == "ForwardTokenAOTInput" for node in placeholders)
 
 
 def _is_tangent(node: Node) -> bool:
     return "tangents" in str(node.target)
+
+
+def _is_backward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def _name_forward_ops(nodes: Sequence[Node]) -> None:
+    """Write on each backward node which forward op it belongs to: the first one that autograd numbered alike.
+
+    A sum of two gradients has the number of the last forward op; it goes with the gradient it adds.
+    """
+    numbered: dict[int, str] = {}
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        number = node.meta.get("seq_nr")
+        if not _is_backward(node):
+            numbered.setdefault(number, _target_name(node.meta.get("original_aten") or node.target))
+            continue
+        added = [] if node.meta.get("fwd_source_fn_stack") else [n for n in node.all_input_nodes if FORWARD_OP in n.meta]
+        node.meta[FORWARD_OP] = added[-1].meta[FORWARD_OP] if added else numbered.get(number, "")
 
 
 def _target_name(target: Any) -> str:
@@ -238,9 +364,16 @@ def _source(node: Node) -> Source | None:
     if not frames:
         return None
     path, line = frames[-1]
-    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
     module = modules[-1][0] if modules else ""
-    return Source(os.path.basename(path), int(line), _short(module), path=path)
+    return Source(os.path.basename(path), int(line), _short(module), node.meta.get(FORWARD_OP, ""), path=path)
+
+
+def _place(source: Source | None) -> dict[str, Any]:
+    """Return the metadata of which `_source` makes `source`."""
+    if source is None:
+        return {}
+    return {"stack_trace": f'File "{source.path}", line {source.line}', "nn_module_stack": {"": (source.module, None)}}
 
 
 def _short(module: str) -> str:

@@ -15,7 +15,7 @@ from jointtrace.ir.op import Op, Tag, Var, hashable, map_leaves
 from jointtrace.ir.trace import Trace
 from jointtrace.passes._storage import storages, written
 
-PINNED = frozenset({Tag.RANDOM, Tag.RECOMPUTE, Tag.GET_GRAD, Tag.OPAQUE, Tag.COLLECTIVE, Tag.CLAIMED})
+PINNED = frozenset({Tag.RANDOM, Tag.RECOMPUTE, Tag.SAVE, Tag.GET_GRAD, Tag.OPAQUE, Tag.COLLECTIVE, Tag.CLAIMED})
 
 
 def cse(trace: Trace) -> Trace:

@@ -20,7 +20,7 @@ from jointtrace.passes._cut import SINK, SOURCE, FlowGraph
 from jointtrace.passes._save import HELD, check_overwritten, save_costs
 from jointtrace.passes._storage import storages, written
 
-NEVER = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.COLLECTIVE, Tag.WAIT})
+NEVER = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.COLLECTIVE, Tag.WAIT, Tag.SAVE})
 DEAR = frozenset({Tag.COMPUTE_BOUND, Tag.CLAIMED})  # computed again in a checkpoint only
 
 
