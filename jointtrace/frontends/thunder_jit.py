@@ -126,7 +126,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
         record.halves = _linked(compiled.halves, executors, record)
     result = stats.last_traces.pop()
     halves = _checked(record, computation, joint, data.executors_list) if options.check else record.halves
-    setattr(result, ATTRIBUTE, (record, halves, forward_trace(computation, halves, joint.names)))
+    setattr(result, ATTRIBUTE, (record, halves, forward_trace(computation, halves, joint)))
     return result
 
 

@@ -4,19 +4,22 @@ Holds for lightning-thunder 0.2.6. The names `C0`, `C1`, `saved_for_backward` an
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from thunder.core import prims
 from thunder.core.codeutils import prettyprint
-from thunder.core.proxies import CollectionProxy, Proxy
-from thunder.core.symbol import BoundSymbol
+from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, TraceTag, from_trace, tracectx
 
+from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import TensorType, Var
 from jointtrace.ir.trace import Trace
+from jointtrace.joint.build import Joint
 from jointtrace.joint.symbols import ProxyTable, flat_proxies, swap_tree, to_bound_symbol
 from jointtrace.runtime.split import Halves
 
@@ -75,14 +78,15 @@ def half_stage_trace(stage: str, trace: Trace) -> TraceCtx:
     return StageTrace(formal, stage, build)
 
 
-def forward_trace(computation: TraceCtx, halves: Halves, names: Mapping[str, str]) -> TraceCtx:
+def forward_trace(computation: TraceCtx, halves: Halves, joint: Joint) -> TraceCtx:
     """Return the forward half in the form that thunder compiles: ({output, flat_args, flat_output}, saved)."""
     trace = halves.forward
     target = TraceCtx(computation.fn)
     target.args, target.kwargs, target._siginfo = computation.args, computation.kwargs, computation._siginfo
     table = _table(computation, trace)
-    bsyms = [*_unpacked(computation, target), *_body(trace, table, target)]
-    returned = _result(computation, table, names)
+    unpacked = _unpacked(computation, target)
+    bsyms = [*unpacked, *_checks(unpacked, joint.written), *_body(trace, table, target)]
+    returned = _result(computation, table, joint.names)
     if computation_has_gradients(halves):
         target.tags.add(TraceTag.AUGMENTED_FORWARD)
         returned["flat_output"] = tuple(flat_proxies(returned["output"]))
@@ -92,6 +96,25 @@ def forward_trace(computation: TraceCtx, halves: Halves, names: Mapping[str, str
         target.bound_symbols = [*bsyms, _return(returned)]
     target.set_provenance(TraceProvenance("jointtrace: forward"))
     return target
+
+
+def _checks(unpacked: Sequence[BoundSymbol], written: Collection[str]) -> list[BoundSymbol]:
+    """Return the symbol that refuses a call in which a written argument shares memory with another argument."""
+    if not written:
+        return []
+    tensors = [bsym.output for bsym in unpacked if isinstance(bsym.output, TensorProxy)]
+    symbol = Symbol("check_apart", meta=lambda *_: None)
+    names = [tensor.name for tensor in tensors]
+
+    def check_apart(*given: torch.Tensor) -> None:
+        owner: dict[int, str] = {}
+        for name, tensor in zip(names, given, strict=True):
+            other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
+            if other != name and (name in written or other in written):
+                raise UnsupportedError(f"arguments {other} and {name} share memory, and the function writes in place "
+                                       f"to {name if name in written else other}; pass a clone")
+
+    return [BoundSymbol(symbol, tuple(tensors), {}, None, _call_ctx={"check_apart": check_apart})]
 
 
 def computation_has_gradients(halves: Halves) -> bool:

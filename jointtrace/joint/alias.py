@@ -215,6 +215,10 @@ class Aliases:
             raise UnsupportedError(f"{_where(bsym)} writes a value that requires a gradient to {root}, an argument, "
                                    "which outlives the call; write a detached value, or write to a clone of it")
 
+    def written_arguments(self) -> tuple[str, ...]:
+        """Return the arguments whose memory was written to."""
+        return tuple(root for root, memory in self.memory.items() if root in self.walk.arguments and memory.version)
+
     def refresh(self, before: str, write: Write) -> str:
         """Add the new version of the tensor `before`, a part of which was replaced; return its name."""
         walk = self.walk

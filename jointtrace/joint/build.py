@@ -41,11 +41,19 @@ Step = Op | Get | Put | Rest
 
 @dataclass(frozen=True)
 class Joint:
-    """The joint trace, the names that thunder's values now have, and which flat outputs are differentiable."""
+    """The joint trace and what thunder must know of it.
+
+    Attributes:
+        trace: the joint trace.
+        names: what thunder's values are called in it, where not as in thunder's trace.
+        differentiable: which of the flat outputs have a gradient.
+        written: the arguments that are written to in place; they must share memory with no other one.
+    """
 
     trace: Trace
     names: dict[str, str]
     differentiable: tuple[bool, ...]
+    written: tuple[str, ...]
 
 
 def build_joint(computation: TraceCtx, executors: Sequence[Executor], *, gradients: bool = True) -> Joint:
@@ -237,7 +245,7 @@ class Walk:
         )
         trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
         trace = keep_overwritten(trace.rebuild(placed(live(self.ops, grads)), by="build_joint"))
-        return Joint(trace, self.names, differentiable)
+        return Joint(trace, self.names, differentiable, self.aliases.written_arguments())
 
     def seed(self, name: str, position: int) -> None:
         """Read the cotangent of an output position."""

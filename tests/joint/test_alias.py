@@ -334,3 +334,25 @@ def test_a_program_without_writes_has_no_ops_for_them():
     compiled = jit(lambda x: (torch.sin(x)[1:] * 2).view(-1))
     compiled(leaf(3, 3))
     assert "refresh" not in jointtrace.dump(compiled)
+
+
+@pytest.mark.parametrize("other", [lambda b: b, lambda b: b[:2], lambda b: b.t()], ids=["itself", "a part", "turned"])
+def test_a_written_argument_must_not_share_memory_with_another(other):
+    def program(x, a, b):
+        a.mul_(2)
+        return x * a, b + 1
+
+    a = torch.randn(3, 3)
+    compiled = jit(program)
+    with pytest.raises(UnsupportedError, match=r"arguments a and b share memory, .* in place to a; pass a clone"):
+        compiled(leaf(3, 3), a, other(a))
+    assert_like_eager(program, leaf(3, 3), a, torch.randn(3, 3), compiled=compiled)
+
+
+def test_arguments_may_share_memory_that_nobody_writes_to():
+    def program(a, b, counter):
+        counter.add_(1)
+        return a * b * counter
+
+    a = torch.randn(3, 3)
+    assert_like_eager(program, a, a.t(), torch.zeros(1))
