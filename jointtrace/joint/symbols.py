@@ -52,7 +52,7 @@ OWN_EXECUTORS = frozenset({"torch", "python", "jointtrace"})  # what these run i
 def type_of(proxy: Proxy) -> Type:
     """Return the type of the value that `proxy` stands for."""
     if isinstance(proxy, (TensorProxy, FutureTensorProxy)):
-        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy._shape)
+        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy._shape or ())
         return TensorType(shape, dtypes.to_torch_dtype(proxy.dtype), str(devices.to_torch_device(proxy.device)))
     if isinstance(proxy, NumberProxy):
         return ScalarType(proxy.python_type.__name__)
@@ -217,7 +217,7 @@ def right_for_complex(symbol: Symbol) -> bool:
     """Whether a symbol's gradient rule holds for complex numbers: torch's own, a linear map with real factors, ours."""
     tags = symbol.tags or ()
     known = prims.OpTags.AUTO_REGISTERED in tags or prims.OpTags.SHAPE_OP in tags
-    return known or symbol.id in LINEAR or symbol.id is prims.PrimIDs.MUL or symbol == ltorch.clone
+    return bool(known or symbol.id in LINEAR or symbol.id is prims.PrimIDs.MUL or symbol == ltorch.clone)
 
 
 def written(bsym: BoundSymbol) -> tuple[str, ...]:
@@ -274,12 +274,12 @@ def to_bound_symbol(op: Op, table: ProxyTable, *, fused: bool = False) -> BoundS
         return BoundSymbol(symbol, args, kwargs, output, parts, tags=tags, _call_ctx={op.target.name: op.target.fn})
     if Tag.GET_GRAD in op.tags:
         return BoundSymbol(prims.get_grad, args[:1], {}, output, tags=tags)
-    payload: BoundSymbol = op.payload
+    payload: BoundSymbol | None = op.payload
     where = {} if op.source is None else {
         "source_filename": op.source.path, "source_positions": Positions(op.source.line, op.source.line, 0, 999)}
-    claimed = payload._call_ctx is not None or payload.sym.executor or payload.sym.python_impl
-    if not (claimed or fused):  # kept whole for a fusion that did not come about: run by its parts
-        name = f"{payload.sym.name}_{op.outs[0]}"
+    claimed = payload and (payload._call_ctx is not None or payload.sym.executor or payload.sym.python_impl)
+    if payload is None or not (claimed or fused):  # added by a pass, or kept whole for a fusion that did not come about
+        name = f"{payload.sym.name if payload else op.target.name.replace('.', '_')}_{op.outs[0]}"
         symbol = Symbol(name, meta=_meta_of(output))
         return BoundSymbol(symbol, args, kwargs, output, tags=tags, _call_ctx={name: op.target.fn}, **where)
     symbol = payload.sym if payload.sym.meta is not None else replace(payload.sym, meta=_meta_of(output))
