@@ -21,6 +21,8 @@ import torch
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.executors.base import Compiled, Executor, gains
+from jointtrace.executors.parts import with_parts
+from jointtrace.ir.draw import RUN_AS_THEY_STAND
 from jointtrace.ir.fx import to_region_graph
 from jointtrace.ir.op import NEVER_FUSED, Op, Phase, ScalarType, TensorType, Type, Var, leaves
 from jointtrace.ir.trace import Trace
@@ -50,7 +52,7 @@ class TorchCompileExecutor:
 
     def can_run(self, op: Op, types: Mapping[str, Type]) -> bool:
         """Pure ops over tensors and numbers."""
-        if op.target.fn is None or op.body is not None or op.tags & NEVER_FUSED:
+        if op.target.fn in (None, *RUN_AS_THEY_STAND) or op.body is not None or op.tags & NEVER_FUSED:
             return False
         if not all(isinstance(leaf, (Var, *CONSTANTS)) for leaf in leaves((op.args, dict(op.kwargs)))):
             return False
@@ -186,7 +188,7 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
     fake_mode = detect_fake_mode(examples)
     # a context of its own: AOTAutograd's would take the strides of this region's outputs for those of the whole half
     with _plain_torch(), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
-        graph = joint_graph_passes(graph)
+        graph = joint_graph_passes(with_parts(graph, fake_mode))
         outputs = graph.graph.output_node()
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiled = compile_fx_inner(graph, examples, is_backward=is_backward)

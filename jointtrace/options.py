@@ -7,7 +7,7 @@ from typing import Any
 
 from jointtrace.errors import OptionError
 
-SWITCHABLE_PASSES = ("group_get_grad", "cse", "dce", "recompute", "fuse")
+SWITCHABLE_PASSES = ("group_get_grad", "cse", "dce", "seed_random", "recompute", "fuse")
 CHECKS = (None, "eager")
 
 

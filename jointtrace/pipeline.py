@@ -6,12 +6,13 @@ Ensures   every stage is verified, timed and handed to `on_stage` before the nex
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 from jointtrace.executors.base import Executor
-from jointtrace.ir.op import Op, Tag
+from jointtrace.ir.op import Op, Tag, Type
 from jointtrace.ir.trace import Trace
 from jointtrace.ir.verify import verify
 from jointtrace.options import Options
@@ -20,6 +21,7 @@ from jointtrace.passes.cse import cse
 from jointtrace.passes.dce import dce
 from jointtrace.passes.group_get_grad import group_get_grad
 from jointtrace.passes.recompute import recompute
+from jointtrace.passes.seed_random import seed_random
 from jointtrace.regions.fuse import fuse
 from jointtrace.runtime.split import Halves, depends, split
 
@@ -59,6 +61,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cse", lambda trace, _: cse(trace)),
     # after cse, which leaves ops that nothing reads; before recompute: what a dead op reads would be saved
     ("dce", lambda trace, _: dce(trace)),
+    # after dce: a dead draw needs no seed; before recompute: what is drawn from a seed can be computed again
+    ("seed_random", lambda trace, executors: seed_random(trace, fused=partial(_fused, executors))),
     # before fuse: what a region makes inside itself can no longer be saved or left out
     ("recompute", lambda trace, executors: recompute(trace, cheap=_cheap(trace, executors))),
     # after recompute: forward ops that only the backward read are dead now, and a region would still compute them
@@ -115,9 +119,13 @@ def _cheap(trace: Trace, executors: Executors) -> Callable[[Op], bool]:
     """Views cost nothing; what a fusing executor claims costs little next to the memory it would be read from."""
 
     def cheap(op: Op) -> bool:
-        return Tag.VIEW in op.tags or next((ex.fuses for ex in executors if ex.can_run(op, trace.types)), False)
+        return Tag.VIEW in op.tags or _fused(executors, op, trace.types)
 
     return cheap
+
+
+def _fused(executors: Executors, op: Op, types: Mapping[str, Type]) -> bool:
+    return next((ex.fuses for ex in executors if ex.can_run(op, types)), False)
 
 
 def _check_joint(trace: Trace, name: str) -> None:
