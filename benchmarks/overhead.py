@@ -21,8 +21,10 @@ from jointtrace.demo import variants
 from jointtrace.demo.measure import interleave, paired_ratio, quartiles
 
 ELEMENTS = 8
-LIMIT = 1.6
 OURS_EAGER = f"{variants.JOINTTRACE}-eager"
+DYNAMO = f"{variants.JOINTTRACE}-dynamo"
+DYNAMO_EAGER = f"{DYNAMO}-eager"
+LIMITS = ((variants.JOINTTRACE, 1.6), (DYNAMO, 1.10))
 HEADINGS = ("variant", "us per call", "lower quartile", "upper quartile", "/ torch.compile")
 
 
@@ -42,11 +44,13 @@ def compilers(missing: str | None) -> dict[str, Callable[[nn.Module], variants.L
     ways: dict[str, Callable[[nn.Module], variants.Loss]] = {
         variants.EAGER: lambda model: model,
         variants.THUNDER: variants.plain_thunder,
-        OURS_EAGER: variants.jointtrace_with("eager"),
+        OURS_EAGER: variants.by_thunder("eager"),
+        DYNAMO_EAGER: variants.by_torch_compile("eager"),
     }
     if missing is None:
         ways[variants.TORCH_COMPILE] = variants.torch_compile
-        ways[variants.JOINTTRACE] = variants.jointtrace_with("torch_compile")
+        ways[variants.JOINTTRACE] = variants.by_thunder("torch_compile")
+        ways[DYNAMO] = variants.by_torch_compile("torch_compile")
     return ways
 
 
@@ -75,11 +79,16 @@ def rows_of(seconds: Mapping[str, Sequence[float]]) -> list[tuple[str, ...]]:
 
 
 def figures_of(seconds: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """Return the figure, where both of its variants ran."""
-    if variants.TORCH_COMPILE not in seconds or variants.JOINTTRACE not in seconds:
+    """Return a figure for each front end of ours, where both of its variants ran."""
+    base = seconds.get(variants.TORCH_COMPILE)
+    if base is None:
         return []
-    ratio = paired_ratio(seconds[variants.JOINTTRACE], seconds[variants.TORCH_COMPILE])
-    return [Figure("call overhead of jointtrace over torch.compile", ratio.median, LIMIT)]
+    ratios = {name: paired_ratio(sample, base).median for name, sample in seconds.items()}
+    return [
+        Figure(f"call overhead of {name} over {variants.TORCH_COMPILE}", ratios[name], limit)
+        for name, limit in LIMITS
+        if name in seconds
+    ]
 
 
 def main(

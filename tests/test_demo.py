@@ -219,14 +219,17 @@ def test_a_curve_that_leaves_eagers_fails_by_name():
 
 
 def test_with_a_compiler_our_regions_go_through_inductor():
-    assert list(compare.contest(None, None).compilers) == [
-        "eager", "torch.compile", "thunder", "jointtrace (torch_compile)"
+    entrants = compare.contest(None, None)
+    assert list(entrants.compilers) == [
+        "eager", "torch.compile", "thunder", "jointtrace (thunder)", "jointtrace (torch.compile)"
     ]
+    assert entrants.executor == "torch_compile"
 
 
 def test_without_a_compiler_ours_runs_eagerly_and_torch_compile_is_named_absent():
     entrants = compare.contest(None, "no C++ compiler found")
-    assert list(entrants.compilers) == ["eager", "thunder", "jointtrace (eager)"]
+    assert list(entrants.compilers) == ["eager", "thunder", "jointtrace (thunder)", "jointtrace (torch.compile)"]
+    assert entrants.executor == "eager"
     assert entrants.absent == {
         "torch.compile": "not available, so jointtrace runs its regions eagerly: no C++ compiler found"
     }
@@ -250,14 +253,18 @@ def test_the_demo_compares_and_writes_everything(tmp_path):
     settings = compare.Settings(steps=2, model=TINY, batch=2, timing_rounds=2)
     console = console_of()
     assert compare.compare(out, settings, whole, console) == 0, console.file.getvalue()
-    written = {path.name: path.stat().st_size for path in out.iterdir()}
-    assert set(written) == {
-        "joint.txt", "forward.txt", "backward.txt", "report.txt", "table.txt", "table.json", "losses.csv", "losses.png"
-    }
+    written = {str(path.relative_to(out)): path.stat().st_size for path in out.rglob("*") if path.is_file()}
+    folders = ("jointtrace_thunder", "jointtrace_torch_compile")
+    traces = {f"{folder}/{name}.txt" for folder in folders for name in ("joint", "forward", "backward", "report")}
+    assert set(written) == {*traces, "table.txt", "table.json", "losses.csv", "losses.png"}
     assert all(written.values())
+    assert "torch.matmul" in (out / "jointtrace_thunder" / "joint.txt").read_text()
+    assert "aten.mm.default" in (out / "jointtrace_torch_compile" / "joint.txt").read_text()
     with (out / "losses.csv").open() as file:
-        assert [len(line) for line in csv.reader(file)] == [4, 4, 4]
+        assert [len(line) for line in csv.reader(file)] == [5, 5, 5]
     table = json.loads((out / "table.json").read_text())
-    assert [variant["variant"] for variant in table["variants"]] == ["eager", "thunder", "jointtrace (eager)"]
-    assert table["variants"][2]["kept_bytes"] > 0
-    assert "calls" in table["variants"][2]["regions"]
+    assert [variant["variant"] for variant in table["variants"]] == [
+        "eager", "thunder", "jointtrace (thunder)", "jointtrace (torch.compile)"]
+    for ours in table["variants"][2:]:
+        assert ours["kept_bytes"] > 0
+        assert "calls" in ours["regions"]

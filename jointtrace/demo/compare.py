@@ -1,6 +1,7 @@
 """Train the same model in every way from the same seed on the same text, measure, and write down what came out."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +42,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Contest:
-    """Which variants run, in order and eager first, and why the others do not."""
+    """Which variants run, in order and eager first, what runs the regions of ours, and why the others do not run."""
 
     compilers: Mapping[str, Callable[[nn.Module], variants.Loss]]
+    executor: str
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,13 +78,14 @@ def contest(executor: str | None, missing: str | None) -> Contest:
         variants.EAGER: lambda model: model,
         variants.TORCH_COMPILE: variants.torch_compile,
         variants.THUNDER: variants.plain_thunder,
-        f"{variants.JOINTTRACE} ({chosen})": variants.jointtrace_with(chosen),
+        variants.OURS_BY_THUNDER: variants.by_thunder(chosen),
+        variants.OURS_BY_TORCH_COMPILE: variants.by_torch_compile(chosen),
     }
     if missing is None:
-        return Contest(compilers)
+        return Contest(compilers, chosen)
     del compilers[variants.TORCH_COMPILE]
     reason = f"not available, so jointtrace runs its regions eagerly: {missing}"
-    return Contest(compilers, {variants.TORCH_COMPILE: reason})
+    return Contest(compilers, chosen, {variants.TORCH_COMPILE: reason})
 
 
 def compare(out: Path, settings: Settings, entrants: Contest, console: Console) -> int:
@@ -93,13 +96,14 @@ def compare(out: Path, settings: Settings, entrants: Contest, console: Console) 
     trained = train_all(settings, entrants, batches, console)
     rows = measure_all(settings, trained, batches[-1])
     out.mkdir(parents=True, exist_ok=True)
-    table = table_of(settings.title, rows, entrants.absent)
+    title = f"{settings.title}; executor of jointtrace's regions: {entrants.executor}"
+    table = table_of(title, rows, entrants.absent)
     console.print(table)
-    write_table(out, table, rows, entrants.absent)
+    write_table(out, table, rows, entrants.absent, entrants.executor)
     write_losses(out, trained)
     for one in trained:
         if variants.is_ours(one.name):
-            write_traces(out, one.model)
+            write_traces(out / folder_of(one.name), one.model)
     console.print(f"Traces, table and loss curves: {out}")
     return verdict(rows, console)
 
@@ -133,6 +137,11 @@ def measure_all(settings: Settings, trained: list[Trained], batch: Batch) -> lis
         )
         for one in trained
     ]
+
+
+def folder_of(name: str) -> str:
+    """Return the name of the folder for the traces of a variant: `jointtrace_thunder`, `jointtrace_torch_compile`."""
+    return "_".join(re.findall(r"\w+", name))
 
 
 def regions_of(one: Trained) -> str:

@@ -90,11 +90,11 @@ def table_of(title: str, rows: Sequence[Row], absent: Mapping[str, str]) -> Tabl
     return table
 
 
-def write_table(out: Path, table: Table, rows: Sequence[Row], absent: Mapping[str, str]) -> None:
+def write_table(out: Path, table: Table, rows: Sequence[Row], absent: Mapping[str, str], executor: str) -> None:
     """Write the table as text and as JSON."""
     with (out / "table.txt").open("w", encoding="utf-8") as file:
         Console(file=file, width=FILE_WIDTH).print(table)
-    record = {"variants": [asdict(row) for row in rows], "absent": dict(absent)}
+    record = {"variants": [asdict(row) for row in rows], "absent": dict(absent), "executor": executor}
     (out / "table.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -115,7 +115,8 @@ def write_losses(out: Path, trained: Sequence[Trained]) -> None:
 
 
 def write_traces(out: Path, model: Loss) -> None:
-    """Write the joint trace, both halves, and the report of a model that jointtrace compiled."""
+    """Write the joint trace, both halves, and the report of a model that jointtrace compiled, to a new folder."""
+    out.mkdir(exist_ok=True)
     for stage in STAGES:
         (out / f"{stage}.txt").write_text(jointtrace.dump(model, stage=stage), encoding="utf-8")
     (out / "report.txt").write_text(f"{jointtrace.report(model)}\n", encoding="utf-8")

@@ -16,6 +16,8 @@ EAGER = "eager"
 TORCH_COMPILE = "torch.compile"
 THUNDER = "thunder"
 JOINTTRACE = "jointtrace"
+OURS_BY_THUNDER = f"{JOINTTRACE} (thunder)"
+OURS_BY_TORCH_COMPILE = f"{JOINTTRACE} (torch.compile)"
 
 
 def torch_compile(model: nn.Module) -> Loss:
@@ -28,11 +30,21 @@ def plain_thunder(model: nn.Module) -> Loss:
     return thunder.jit(model)
 
 
-def jointtrace_with(executor: str) -> Callable[[nn.Module], Loss]:
+def by_thunder(executor: str) -> Callable[[nn.Module], Loss]:
     """Return a function that compiles a model by thunder through our joint trace, with `executor` for the regions."""
 
     def compile_jointly(model: nn.Module) -> Loss:
         return thunder.jit(model, delay_trace_split=True, jointtrace={"executors": (executor,)})
+
+    return compile_jointly
+
+
+def by_torch_compile(executor: str) -> Callable[[nn.Module], Loss]:
+    """Return a function that compiles a model by torch.compile through our joint trace, as one graph."""
+
+    def compile_jointly(model: nn.Module) -> Loss:
+        options = {"executors": (executor,)}
+        return torch.compile(model, backend=JOINTTRACE, options=options, fullgraph=True, dynamic=False)
 
     return compile_jointly
 

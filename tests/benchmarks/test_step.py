@@ -37,12 +37,13 @@ def test_variants_keep_the_order_of_the_table():
 
 
 def test_without_a_compiler_what_needs_one_is_left_out():
-    assert step.select("all", None, "no C++ compiler") == ["eager", "thunder", "jointtrace-eager", "floor"]
+    assert step.select("all", None, "no C++ compiler") == [
+        "eager", "thunder", "jointtrace-eager", "jointtrace-dynamo-eager", "floor"]
 
 
 def test_an_executor_leaves_out_the_other_one():
-    assert "jointtrace-eager" not in step.select("all", "torch_compile", None)
-    assert "jointtrace" not in step.select("all", "eager", None)
+    assert not {"jointtrace-eager", "jointtrace-dynamo-eager"} & set(step.select("all", "torch_compile", None))
+    assert not {"jointtrace", "jointtrace-dynamo"} & set(step.select("all", "eager", None))
 
 
 def test_an_unknown_variant_is_refused_by_name():
@@ -66,11 +67,13 @@ def test_figures_are_medians_of_paired_ratios_and_a_quotient_of_kept_bytes():
         result("torch.compile", [2.0, 4.0, 2.0], 100),
         result("jointtrace", [2.2, 4.0, 2.0], 90),
         result("jointtrace-eager", [4.4, 8.8, 4.0], 95),
+        result("jointtrace-dynamo", [2.2, 4.1, 2.0], 70),
+        result("jointtrace-dynamo-eager", [4.4, 8.8, 4.0], 95),
     ]
     over = {reference: step.ratios(results, reference) for reference in ("torch.compile", "eager", "floor")}
     figures = step.figures_of([step.record_of(one, over) for one in results])
-    assert [figure.measured for figure in figures] == pytest.approx([1.0, 1.1, 0.9])
-    assert [figure.passed for figure in figures] == [True, True, False]
+    assert [figure.measured for figure in figures] == pytest.approx([1.0, 1.1, 1.025, 1.1, 0.9, 0.7])
+    assert [figure.passed for figure in figures] == [True, True, False, False, False, True]
 
 
 def test_a_run_writes_one_line_per_variant_and_the_floor_has_no_memory(tmp_path):
