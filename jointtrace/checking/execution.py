@@ -62,8 +62,8 @@ def run_region(region: Op, args: tuple[Any, ...]) -> Sequence[Any]:
     values = dict(zip(body.inputs, args, strict=True))
     Interpreter().run(body, values, {})
     makers = {name: op for op in body.ops for name in op.outs}
-    for name, value in bound(region.out, made):
-        how = difference(value, values[name], OTHER_CODE)
+    for (name, value), leaf in zip(bound(region.out, made), body.outputs, strict=True):
+        how = difference(value, values[leaf.name], OTHER_CODE)
         if how is not None:
             executor = executor_of(region)
             what = f"result %{name} of region {region.target.name}"

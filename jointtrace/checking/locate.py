@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from jointtrace.checking.compare import SAME_OPS, Tolerance, difference
-from jointtrace.checking.interpret import flat_ops
-from jointtrace.checking.program import Outcome, Program
+from jointtrace.checking.interpret import flat_ops, seed
+from jointtrace.checking.program import Outcome, Program, cotangents_of
 from jointtrace.ir.op import Op, Tag, Var
 from jointtrace.ir.text import print_op
 
@@ -26,6 +28,7 @@ class Fault:
         before, after: the program before and after the stage; before is None where the stage is the first one.
         expected: what the results should be, where there is no program before.
         region, arguments: a region that computes something else than its body, and on what.
+        cotangents: by output position; None where only the forward was compared.
         drawn: the random numbers of the programs before and after.
     """
 
@@ -40,6 +43,7 @@ class Fault:
     region: Op | None = None
     arguments: Sequence[Any] = ()
     drawn: Sequence[Mapping[str, Any]] = ({}, {})
+    cotangents: Mapping[int, Any] | None = None
 
 
 class Reference(Protocol):
@@ -48,8 +52,13 @@ class Reference(Protocol):
     name: str
     tolerance: Tolerance
 
-    def run(self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]) -> Outcome:
-        """Compute the results on the inputs of the joint trace, with the random numbers `drawn` by it."""
+    def run(
+        self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]
+    ) -> Outcome | None:
+        """Compute the results on the inputs of the joint trace, with the random numbers `drawn` by it.
+
+        None where eager refuses the program, as it does some writes to what its backward needs.
+        """
         ...
 
     def locate(self, outcome: Outcome, program: Program) -> tuple[Op | None, str]:
@@ -63,14 +72,15 @@ def first_fault(
 ) -> Fault | None:
     """Compare each program with the one before it, the first with the reference, on the same inputs."""
     seeded, drawn = _draws(found, inputs)
+    cotangents = None if cotangents is None else _completed(cotangents, found[0], inputs)
     random = any(Tag.RANDOM in op.tags for op in flat_ops(found[0].forward))
     last = found[0].run(inputs, cotangents, keep=random, drawn=drawn)
     if reference is not None:
         expected = reference.run(inputs, cotangents, last.values)
-        wrong = disagreement(last, expected, labels, reference.tolerance)
-        if wrong is not None:
+        wrong = expected and disagreement(last, expected, labels, reference.tolerance)
+        if wrong:
             op, note = reference.locate(found[0].run(inputs, cotangents, keep=True, drawn=drawn), found[0])
-            return Fault(*wrong, found[0].stage, op, note, None, found[0], expected)
+            return Fault(*wrong, found[0].stage, op, note, None, found[0], expected, cotangents=cotangents)
         del expected
     for position, (before, after) in enumerate(zip(found, found[1:], strict=False), start=1):
         if same_traces(before, after):
@@ -80,7 +90,7 @@ def first_fault(
         if wrong is not None:
             draws = [drawn if i < seeded else {} for i in (position - 1, position)]
             op, note = first_op(before, after, inputs, cotangents, draws)
-            return Fault(*wrong, after.stage, op, note, before, after, drawn=draws)
+            return Fault(*wrong, after.stage, op, note, before, after, drawn=draws, cotangents=cotangents)
         last = outcome
     return None
 
@@ -99,6 +109,16 @@ def disagreement(
         if how is not None:
             return what, how
     return None
+
+
+def _completed(cotangents: Mapping[int, Any], joint: Program, inputs: Sequence[Any]) -> Mapping[int, Any]:
+    """Return `cotangents` with some for outputs whose own the last program does not read: it may be wrong not to."""
+    missing = [i for i in cotangents_of(joint) if i not in cotangents]
+    if not missing:
+        return cotangents
+    seed(0, ())
+    outputs = joint.run(inputs).outputs
+    return {**cotangents, **{i: torch.randn_like(outputs[i]) for i in missing}}
 
 
 def _draws(found: Sequence[Program], inputs: Sequence[Any]) -> tuple[int, dict[str, Any]]:

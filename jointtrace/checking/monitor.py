@@ -69,7 +69,10 @@ class Monitor:
         if self.subject is None:
             return
         traces = [t for program in self.subject.programs() for t in program.traces]
-        kept = copies(inputs) if any(map(has_effects, traces)) else [_detached(value) for value in inputs]
+        # the caller may write to its buffers before the backward; to parameters it seldom does, and they are large
+        everything = any(map(has_effects, traces))
+        kept = copies([v if everything or not _is_parameter(v) else None for v in inputs])
+        kept = [_detached(v) if copy is None else copy for v, copy in zip(inputs, kept, strict=True)]
         self.running.call = _Call(kept, [_version(value) for value in kept], generator_states(traces))
 
     def after_forward(self, *results: Any) -> None:
@@ -132,7 +135,7 @@ class Monitor:
                 fault = execution_fault(half, args, results, name)
             if fault is not None:
                 script = write_reproducer(fault, subject.record.folder, args if fault.before is None and fault.expected is None
-                                          else call.inputs, cotangents, results)
+                                          else call.inputs, results)
                 self.release()
                 raise CheckError(_message(fault, script), stage=fault.stage, op=fault.op and print_op(fault.op),
                                  script=script)
@@ -174,6 +177,10 @@ def _result_name(program: Program, labels: Sequence[str], *, backward: bool) -> 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _version(value: Any) -> int | None:

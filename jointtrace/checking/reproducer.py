@@ -45,7 +45,7 @@ raise SystemExit(show(CASE, Path(__file__).with_suffix(".pt")))
 
 
 def write_reproducer(
-    fault: Fault, folder: Path | None, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, results: Sequence[Any]
+    fault: Fault, folder: Path | None, inputs: Sequence[Any], results: Sequence[Any]
 ) -> Path:
     """Write the file and return its path: in `folder`, where `JOINTTRACE_DUMP` says, or in a new temporary folder.
 
@@ -53,7 +53,6 @@ def write_reproducer(
         fault: what was found.
         folder: the folder of the compilation.
         inputs: those of the joint trace, or of the half that ran.
-        cotangents: by output position; None where no backward ran.
         results: what the code that ran returned.
     """
     root = folder or _root()
@@ -72,7 +71,7 @@ def write_reproducer(
     given = list(fault.arguments) if fault.region is not None else list(inputs)
     expected = fault.expected and (fault.expected.outputs, fault.expected.grads, fault.expected.inputs)
     torch.save(_small({
-        "inputs": given, "cotangents": cotangents, "expected": expected, "results": list(results), "drawn": [dict(d) for d in fault.drawn],
+        "inputs": given, "cotangents": fault.cotangents, "expected": expected, "results": list(results), "drawn": [dict(d) for d in fault.drawn],
         "constants": [constants(t) for t in traces],
     }), path.with_suffix(".pt"))
     return path
@@ -112,17 +111,22 @@ def _targets(trace: Trace) -> dict[str, str]:
     """Return where each target lies that trace text does not lead to."""
     found: dict[str, str] = {}
     for op in flat_ops(trace):
-        if op.target.fn is not None and not isinstance(op.target.fn, torch._ops.OpOverload):
+        if op.target.fn is not None and str(op.target.fn) != op.target.name:
             found[op.target.name] = place_of(op.target.name, op.target.fn)
     return found
 
 
 def place_of(name: str, fn: Callable[..., Any]) -> str:
     """Return where to import a callable from, as `module:attribute`; an empty string where that is not known."""
+    if isinstance(fn, torch._ops.OpOverload):
+        return f"torch:ops.{fn!s}"
+    if name == "jointtrace.check_apart":
+        return "jointtrace.checking.replay:nothing"
     module, attribute = getattr(fn, "__module__", None) or "", getattr(fn, "__qualname__", "")
     places = [f"{module}:{attribute}", f"thunder:{name}"]
     head, _, tail = name.rpartition(".")
-    places += [f"{head}:{tail}", f"torch:{name}"]
+    short = getattr(fn, "__name__", "")
+    places += [f"{head}:{tail}", f"torch:{name}", f"torch:{short}", f"torch:Tensor.{short}", f"torch.nn.functional:{short}"]
     return next((place for place in places if _found_at(place) is fn), "") or _operator_place(name, fn)
 
 

@@ -59,10 +59,11 @@ class ThunderReference:
         self.values: dict[str, Any] = {}
         self.made: dict[str, Any] = {}
         self.steps: list[_Step] = []
+        self.outputs: list[Any] = []
         self.cotangents: Mapping[int, Any] = {}
 
-    def run(self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]) -> Outcome:
-        """Run the program and, where there are cotangents, torch's autograd behind it."""
+    def run(self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]) -> Outcome | None:
+        """Run the program and, where there are cotangents, torch's autograd behind it; None where that refuses."""
         needs = [cotangents is not None and bool(getattr(p, "requires_grad", False)) for p in self.inputs]
         given = [v.detach().requires_grad_() if need else v for v, need in zip(copies(inputs), needs, strict=True)]
         # not the leaf itself: the program may write to it
@@ -76,13 +77,15 @@ class ThunderReference:
                        for o in flat_proxies(self.computation.bound_symbols[-1].args[0]["output"])]
         grads = None
         if cotangents is not None:
-            self.cotangents = cotangents
+            self.cotangents, self.outputs = cotangents, outputs
             wanted = [v for v, need in zip(given, needs, strict=True) if need]
-            found = iter(self.gradients(outputs, wanted))
+            try:
+                found = iter(self.gradients(outputs, wanted))
+            except RuntimeError:  # a write to what the backward needs, of which we keep a copy
+                return None
             grads = [next(found) if need else None for need in needs]
         after = [self.values[p.name].detach() if isinstance(self.values[p.name], torch.Tensor) else self.values[p.name]
                  for p in self.inputs]
-        self.outputs = outputs
         return Outcome([o.detach() if isinstance(o, torch.Tensor) else o for o in outputs], grads, after)
 
     def gradients(self, outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[Any]:
@@ -99,9 +102,9 @@ class ThunderReference:
     def execute(self, bsym: BoundSymbol) -> None:
         """Run one symbol."""
         random = Tag.RANDOM in tags_of(bsym)
-        fn = None if random else torch_function(bsym.sym.id)
         arguments = map_leaves(_to_torch, (bsym.args, bsym.kwargs))
-        if fn is None or not self.done(bsym, fn, arguments):
+        known = () if random else torch_functions(bsym.sym.id)
+        if not any(self.done(bsym, fn, arguments) for fn in known):
             self.execute_parts(bsym, random)
 
     def done(self, bsym: BoundSymbol, fn: Callable[..., Any], arguments: Any) -> bool:
@@ -176,29 +179,32 @@ class ThunderReference:
         backward = [op for op in ops if op.phase is Phase.BW]
         totals: dict[str, torch.Tensor] = {}
         for step in reversed(self.steps):
-            if not step.pure:
-                continue
             for name, grad in self.contributions(step):
                 total = totals[name] = totals[name] + grad if name in totals else grad
-                ours = [(op, made) for op in backward for made in op.outs if _is_gradient(made, self.names.get(name, name))]
-                if any(difference(outcome.values[made], right, OTHER_CODE) is None
-                       for _, made in ours for right in (grad, total)):
+                named = [(op, n) for op in backward for n in op.outs if _is_gradient(n, self.names.get(name, name))]
+                # a rule that hands a cotangent on, or names it otherwise, makes no value of that name
+                made = [n for _, n in named] or [n for op in backward for n in op.outs]
+                if _any_close([outcome.values.get(n) for n in made], (grad, total)) or _any_close(
+                        self.cotangents_of(step), (grad,)):
                     continue
-                here = [op for op, _ in ours if _same_line(op.source, step.source)]
-                op = next(iter(here), None) or next((o for o in backward if _same_line(o.source, step.source)), None)
                 note = f"the gradient that {step.name} gives %{name} is not torch's"
-                shown = op and next((n for n in op.outs if _is_gradient(n, self.names.get(name, name))), None)
-                if shown:
-                    note += f"; %{shown}: {difference(outcome.values[shown], grad, OTHER_CODE)}"
-                return op or next((o for o in ops if set(o.outs) & set(step.outs)), None), note
+                here = [(op, n) for op, n in named if _same_line(op.source, step.source)]
+                if here:
+                    op, n = here[0]
+                    return op, f"{note}: %{n}: {difference(outcome.values[n], grad, OTHER_CODE)}"
+                line = next((op for op in backward if _same_line(op.source, step.source)), None)
+                return line or next((op for op in ops if set(op.outs) & set(step.outs)), None), note
         return None, "no op differs"
+
+    def cotangents_of(self, step: _Step) -> list[Any]:
+        """Return torch's gradients of what a step made, where it has one."""
+        outs = [self.values[name] for name in step.outs]
+        return self.gradients(self.outputs, [o for o in outs if isinstance(o, torch.Tensor) and o.requires_grad])
 
     def contributions(self, step: _Step) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what torch's autograd gives each operand of a step, from the true cotangents of its results."""
-        outs = [self.values[name] for name in step.outs]
-        wanted = [o for o in outs if isinstance(o, torch.Tensor) and o.requires_grad]
-        cotangents = self.gradients(self.outputs, wanted)
-        if not wanted or all(c is None for c in cotangents):
+        cotangents = self.cotangents_of(step) if step.pure else []
+        if all(c is None for c in cotangents):
             return
         ins = {name: self.values[name] for name in step.ins}
         tracked = {n: v.detach().requires_grad_() for n, v in ins.items() if isinstance(v, torch.Tensor) and v.requires_grad}
@@ -210,14 +216,19 @@ class ThunderReference:
 
 
 @functools.cache
-def torch_function(identity: Any) -> Callable[..., Any] | None:
-    """Return the torch function that a thunder symbol is called after, such as `torch.nn.functional.gelu`."""
+def torch_functions(identity: Any) -> tuple[Callable[..., Any], ...]:
+    """Return the torch functions that a thunder symbol may be called after, such as `torch.nn.functional.gelu`."""
     if not isinstance(identity, str) or not identity.startswith("torch."):
-        return None
+        return ()
     found: Any = torch
     for part in identity.split(".")[1:]:
         found = getattr(found, part, None)
-    return found if callable(found) else None
+    functional = getattr(torch.nn.functional, identity.rpartition(".")[2], None)
+    return tuple(fn for fn in dict.fromkeys((found, functional)) if callable(fn))
+
+
+def _any_close(values: Sequence[Any], wanted: Sequence[torch.Tensor]) -> bool:
+    return any(difference(value, right, OTHER_CODE) is None for value in values for right in wanted)
 
 
 def _to_torch(leaf: Any) -> Any:
