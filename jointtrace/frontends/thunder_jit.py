@@ -286,7 +286,18 @@ def _record_behind(backward_fn: Callable[..., Any]) -> Record | None:
     return getattr(behind, ATTRIBUTE, None)
 
 
+def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder calls a buffer of the root module ".name", and never finds again what it was set to."""
+
+    @functools.wraps(original)
+    def set_buffer(module: Any, name: str, value: Any) -> None:
+        original(module, name.lstrip("."), value)
+
+    return set_buffer
+
+
 PATCHES = (
+    Patch("thunder.core.module.ThunderModule", "set_buffer", _set_buffer),
     Patch("thunder", "jit", _jit),
     Patch("thunder.transforms.autodiff", "grad_transform_on_trace", _grad_transform),
     Patch("thunder.executors.passes", "_transform_for_operator_executor_execution", _keep),

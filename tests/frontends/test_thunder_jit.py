@@ -288,6 +288,22 @@ def test_a_buffer_counts_calls():
     assert_like_eager(Counting(), leaf(2, 3), calls=3)
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["of the root", "of a child"])
+def test_a_buffer_that_is_replaced_has_its_new_value_at_the_next_call(nested):
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return x * self.calls
+
+    compiled = jit(torch.nn.Sequential(Counting()) if nested else Counting())
+    assert [compiled(torch.ones(())).item() for _ in range(3)] == [1, 2, 3]
+    assert compiled.state_dict()["0.calls" if nested else "calls"] == 3
+
+
 # backward
 
 
