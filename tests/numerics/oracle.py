@@ -22,6 +22,12 @@ def jit(fn: Callable[..., Any], *executors: str, **options: Any) -> Any:
     return thunder.jit(fn, delay_trace_split=True, jointtrace={"executors": executors or ("eager",)}, **options)
 
 
+def compile_below_aot(fn: Callable[..., Any], *executors: str, disable: Sequence[str] = (), **options: Any) -> Any:
+    """Compile `fn` through the torch.compile front end; eagerly run regions unless other executors are named."""
+    given = {"executors": executors or ("eager",), "disable": tuple(disable)}
+    return torch.compile(fn, backend="jointtrace", options=given, **options)
+
+
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a new argument that requires a gradient."""
     return torch.randn(shape, dtype=dtype).requires_grad_()
