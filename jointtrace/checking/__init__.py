@@ -1,1 +1,1 @@
-"""Check mode: compare what a compiled function computed with what the user's program computes, and find the first fault."""
+"""Check mode: compare what a compiled function computed with eager PyTorch, and find the first fault."""

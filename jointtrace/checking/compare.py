@@ -98,7 +98,8 @@ def _described(found: torch.Tensor, expected: torch.Tensor, off: torch.Tensor) -
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1] if tensor.numel() else []
+    pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.numel() else ()
+    return [step for size, step in pairs if size > 1]
 
 
 def _text(fact: Any) -> str:

@@ -67,7 +67,7 @@ def run_region(region: Op, args: tuple[Any, ...]) -> Sequence[Any]:
         if how is not None:
             executor = executor_of(region)
             what = f"result %{name} of region {region.target.name}"
-            raise WrongRegion(Fault(what, how, f"executor {executor}", makers.get(name), f"region {region.target.name}, "
-                                    f"compiled by {executor}, computes something else than its body", region=region,
+            note = f"region {region.target.name}, compiled by {executor}, computes something else than its body"
+            raise WrongRegion(Fault(what, how, f"executor {executor}", makers.get(leaf.name), note, region=region,
                                     arguments=args))
     return made

@@ -81,4 +81,5 @@ def _of_halves(stage: str, joint: Program, forward: Trace, backward: Trace | Non
 def _labels(joint: GraphModule, trace: Trace) -> Sequence[str]:
     """Return what AOTAutograd says each input is, such as `self.weight`, behind its name."""
     said = {node.name: node.meta.get("desc") for node in joint.graph.find_nodes(op="placeholder")}
-    return [f"%{name} ({said[name].expr()})" if hasattr(said.get(name), "expr") else f"%{name}" for name in trace.inputs]
+    known = {name: f" ({desc.expr()})" for name, desc in said.items() if hasattr(desc, "expr")}
+    return [f"%{name}{known.get(name, '')}" for name in trace.inputs]

@@ -25,6 +25,7 @@ class GraphReference:
 
     name = "the joint graph"
     tolerance = SAME_OPS
+    differentiable: tuple[bool, ...] | None = None
 
     def __init__(self, module: GraphModule, trace: Trace) -> None:
         self.module = module

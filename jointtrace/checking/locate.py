@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from jointtrace.checking.compare import SAME_OPS, Tolerance, difference
 from jointtrace.checking.interpret import flat_ops, seed
 from jointtrace.checking.program import Outcome, Program, cotangents_of
+from jointtrace.ir.facts import producers
 from jointtrace.ir.op import Op, Tag, Var
 from jointtrace.ir.text import print_op
 
@@ -51,6 +53,7 @@ class Reference(Protocol):
 
     name: str
     tolerance: Tolerance
+    differentiable: tuple[bool, ...] | None  # for each output whether it requires a gradient once compiled
 
     def run(
         self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]
@@ -81,8 +84,12 @@ def first_fault(
         if wrong:
             op, note = reference.locate(found[0].run(inputs, cotangents, keep=True, drawn=drawn), found[0])
             return Fault(*wrong, found[0].stage, op, note, None, found[0], expected, cotangents=cotangents)
+        wrong = expected and reference.differentiable and _wrong_requires_grad(expected, reference.differentiable)
+        if wrong:
+            op = producers(found[0].forward).get(getattr(found[0].forward.outputs[wrong[2]], "name", ""))
+            return Fault(*wrong[:2], found[0].stage, op, "", None, found[0], expected, cotangents=cotangents)
         del expected
-    for position, (before, after) in enumerate(zip(found, found[1:], strict=False), start=1):
+    for position, (before, after) in enumerate(pairwise(found), start=1):
         if same_traces(before, after):
             continue
         outcome = after.run(inputs, cotangents, drawn=drawn if position < seeded else None)
@@ -92,6 +99,13 @@ def first_fault(
             op, note = first_op(before, after, inputs, cotangents, draws)
             return Fault(*wrong, after.stage, op, note, before, after, drawn=draws, cotangents=cotangents)
         last = outcome
+    return None
+
+
+def _wrong_requires_grad(expected: Outcome, found: Sequence[bool]) -> tuple[str, str, int] | None:
+    for position, (mine, theirs) in enumerate(zip(found, expected.requires_grad or (), strict=False)):
+        if mine != theirs:
+            return f"output {position}", f"requires_grad is {mine}, should be {theirs}", position
     return None
 
 
@@ -122,7 +136,7 @@ def _completed(cotangents: Mapping[int, Any], joint: Program, inputs: Sequence[A
 
 
 def _draws(found: Sequence[Program], inputs: Sequence[Any]) -> tuple[int, dict[str, Any]]:
-    """Return which program is the first that draws from seeds of its own, and what it draws; those before must agree."""
+    """Return the position of the first program that draws from seeds of its own, and what; those before take that."""
     random = {name for op in flat_ops(found[0].forward) if Tag.RANDOM in op.tags for name in op.outs}
     for position, program in enumerate(found if random else ()):
         pure = {n for op in flat_ops(program.forward) if Tag.RANDOM not in op.tags for n in op.outs} & random

@@ -34,7 +34,6 @@ class Subject:
         reference: what the first program must agree with.
         forward, backward: the linked halves that run; `backward` is None where there is none (yet).
         labels: what the user knows each input as.
-        requires_grad: for each output whether it requires a gradient, and whether it should; None where unknown.
     """
 
     record: Record
@@ -134,17 +133,17 @@ class Monitor:
                 name = _result_name(found[0], labels, backward=cotangents is not None)
                 fault = execution_fault(half, args, results, name)
             if fault is not None:
-                script = write_reproducer(fault, subject.record.folder, args if fault.before is None and fault.expected is None
-                                          else call.inputs, results)
+                of_half = fault.before is None and fault.expected is None
+                script = write_reproducer(fault, subject.record.folder, args if of_half else call.inputs, results)
                 self.release()
                 raise CheckError(_message(fault, script), stage=fault.stage, op=fault.op and print_op(fault.op),
-                                 script=script)
+                                 script=str(script))
 
 
 def watched(half: Trace, before: Callable[..., None], after: Callable[..., None]) -> Trace:
     """Return a half that calls `before` with its inputs and `after` with its results."""
-    first, last = _watcher("check_inputs", before, map(Var, half.inputs)), _watcher("check_results", after, half.outputs)
-    return half.rebuild([first, *half.ops, last], by=half.by)
+    ops = [_watcher("check_inputs", before, map(Var, half.inputs)), *half.ops]
+    return half.rebuild([*ops, _watcher("check_results", after, half.outputs)], by=half.by)
 
 
 def _watcher(name: str, fn: Callable[..., None], args: Iterable[Any]) -> Op:
@@ -170,7 +169,8 @@ def _result_name(program: Program, labels: Sequence[str], *, backward: bool) -> 
     def name(position: int) -> str:
         if backward:
             return f"gradient of input {labels[position]}"
-        return f"output {position}" if position < program.num_outputs else f"saved value {position - program.num_outputs}"
+        saved = position - program.num_outputs
+        return f"output {position}" if saved < 0 else f"saved value {saved}"
 
     return name
 
@@ -192,4 +192,5 @@ def _same(given: Any, handed: Any) -> bool:
         return given == handed
     if given.shape != handed.shape or given.dtype != handed.dtype:
         return False
-    return given.data_ptr() == handed.data_ptr() or torch.equal(given.nan_to_num(), handed.to(given.device).nan_to_num())
+    same = given.data_ptr() == handed.data_ptr()
+    return same or torch.equal(given.nan_to_num(), handed.to(given.device).nan_to_num())

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jointtrace.checking.interpret import Interpreter, copies, has_effects
-from jointtrace.ir.op import Op, Phase, Tag, Var
+from jointtrace.ir.op import Tag, Var
 from jointtrace.ir.trace import Trace
 
 if TYPE_CHECKING:
@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program computed: outputs, gradients (None before the backward ran), and its inputs as it left them."""
+    """What a program computed: outputs, gradients (None before the backward ran), and its inputs as it left them.
+
+    `values` has all values by name, where they were kept; `requires_grad` says it of each output, where that is known.
+    """
 
     outputs: list[Any]
     grads: list[Any] | None
     inputs: list[Any]
     values: Mapping[str, Any] = field(default_factory=dict)
+    requires_grad: tuple[bool, ...] | None = None
 
     def parts(self, names: Sequence[str]) -> Iterator[tuple[str, int, Any]]:
         """Yield (what it is, position, value) of everything that can be seen from outside; `names` are the inputs'."""
@@ -98,25 +102,18 @@ def programs(stages: Sequence[Stage]) -> list[Program]:
             split = trace
         elif name == "split_backward":
             saved = len(split.outputs) - count
-            found.append(Program("split", split, count, trace, tuple(range(count, count + saved)), cotangents_of(found[-1])))
+            handed = tuple(range(count, count + saved))
+            found.append(Program("split", split, count, trace, handed, cotangents_of(found[-1])))
         elif name.endswith("_forward"):
-            found.append(_half(found[-1], name, forward=trace))
+            found.append(replace(found[-1], stage=name, forward=trace))
         elif name.endswith("_backward"):
-            found.append(_half(found[-1], name, backward=trace))
+            found.append(replace(found[-1], stage=name, backward=trace))
         else:
             found.append(Program(name, trace, count))
     return found
 
 
-def _half(last: Program, stage: str, forward: Trace | None = None, backward: Trace | None = None) -> Program:
-    return Program(stage, forward or last.forward, last.num_outputs, backward or last.backward, last.handed, last.cotangents)
-
 
 def cotangents_of(program: Program) -> tuple[int, ...]:
     """Return the output positions whose cotangents a joint trace reads, in order."""
     return tuple(sorted(op.args[1] for op in program.forward.ops if Tag.GET_GRAD in op.tags))
-
-
-def backward_ops(trace: Trace) -> list[Op]:
-    """Return the backward ops of a joint trace."""
-    return [op for op in trace.ops if op.phase is Phase.BW]

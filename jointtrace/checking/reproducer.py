@@ -71,8 +71,8 @@ def write_reproducer(
     given = list(fault.arguments) if fault.region is not None else list(inputs)
     expected = fault.expected and (fault.expected.outputs, fault.expected.grads, fault.expected.inputs)
     torch.save(_small({
-        "inputs": given, "cotangents": fault.cotangents, "expected": expected, "results": list(results), "drawn": [dict(d) for d in fault.drawn],
-        "constants": [constants(t) for t in traces],
+        "inputs": given, "cotangents": fault.cotangents, "expected": expected, "results": list(results),
+        "drawn": [dict(drawn) for drawn in fault.drawn], "constants": [constants(t) for t in traces],
     }), path.with_suffix(".pt"))
     return path
 
@@ -126,7 +126,8 @@ def place_of(name: str, fn: Callable[..., Any]) -> str:
     places = [f"{module}:{attribute}", f"thunder:{name}"]
     head, _, tail = name.rpartition(".")
     short = getattr(fn, "__name__", "")
-    places += [f"{head}:{tail}", f"torch:{name}", f"torch:{short}", f"torch:Tensor.{short}", f"torch.nn.functional:{short}"]
+    places += [f"{head}:{tail}", f"torch:{name}"]
+    places += [f"{owner}{short}" for owner in ("torch:", "torch:Tensor.", "torch.nn.functional:")]
     return next((place for place in places if _found_at(place) is fn), "") or _operator_place(name, fn)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from thunder.core import devices, dtypes
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.extend import Executor
@@ -21,7 +21,7 @@ from jointtrace.checking.compare import OTHER_CODE, difference
 from jointtrace.checking.interpret import copies, flat_ops
 from jointtrace.checking.program import Outcome, Program
 from jointtrace.ir.op import Op, Phase, Source, Tag, leaves, map_leaves
-from jointtrace.joint.build import SKIPPED
+from jointtrace.joint.build import SKIPPED, Joint
 from jointtrace.joint.claim import Claims, run_ops
 from jointtrace.joint.symbols import flat_proxies, source_of, tags_of, to_vars
 
@@ -44,17 +44,17 @@ class ThunderReference:
     Args:
         computation: thunder's trace of the user's program.
         executors: what may claim a symbol that no torch function stands for.
-        names: thunder's names -> those in the joint trace, where they differ.
-        wanted: for each input whether it has a gradient.
+        joint: the joint trace made of it.
     """
 
     name = "eager"
     tolerance = OTHER_CODE
 
-    def __init__(self, computation: TraceCtx, executors: Sequence[Executor], names: Mapping[str, str]) -> None:
+    def __init__(self, computation: TraceCtx, executors: Sequence[Executor], joint: Joint) -> None:
         self.computation = computation
         self.executors = executors
-        self.names = names
+        self.names = joint.names
+        self.differentiable: tuple[bool, ...] | None = joint.differentiable
         self.inputs = [p for p in flat_proxies((computation.args, computation.kwargs)) if isinstance(p, Proxy)]
         self.values: dict[str, Any] = {}
         self.made: dict[str, Any] = {}
@@ -62,14 +62,17 @@ class ThunderReference:
         self.outputs: list[Any] = []
         self.cotangents: Mapping[int, Any] = {}
 
-    def run(self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]) -> Outcome | None:
+    def run(
+        self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]
+    ) -> Outcome | None:
         """Run the program and, where there are cotangents, torch's autograd behind it; None where that refuses."""
         needs = [cotangents is not None and bool(getattr(p, "requires_grad", False)) for p in self.inputs]
         given = [v.detach().requires_grad_() if need else v for v, need in zip(copies(inputs), needs, strict=True)]
         # not the leaf itself: the program may write to it
         self.made, self.steps, self.drawn = {}, [], drawn
         with torch.set_grad_enabled(cotangents is not None):
-            self.values = {p.name: v.clone() if need else v for p, v, need in zip(self.inputs, given, needs, strict=True)}
+            started = [v.clone() if need else v for v, need in zip(given, needs, strict=True)]
+            self.values = {p.name: v for p, v in zip(self.inputs, started, strict=True)}
             for bsym in self.computation.bound_symbols[:-1]:
                 if bsym.sym.id not in SKIPPED:
                     self.execute(bsym)
@@ -86,12 +89,13 @@ class ThunderReference:
             grads = [next(found) if need else None for need in needs]
         after = [self.values[p.name].detach() if isinstance(self.values[p.name], torch.Tensor) else self.values[p.name]
                  for p in self.inputs]
-        return Outcome([o.detach() if isinstance(o, torch.Tensor) else o for o in outputs], grads, after)
+        needed = None if cotangents is None else tuple(map(_tracked, outputs))
+        return Outcome([o.detach() if isinstance(o, torch.Tensor) else o for o in outputs], grads, after, {}, needed)
 
     def gradients(self, outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[Any]:
         """Return the gradients of the outputs that have a cotangent."""
         pairs = [(outputs[i], c) for i, c in self.cotangents.items()
-                 if isinstance(outputs[i], torch.Tensor) and outputs[i].requires_grad]
+                 if _tracked(outputs[i])]
         if not pairs or not wanted:
             return [None] * len(wanted)
         roots, seeds = zip(*pairs, strict=True)
@@ -115,8 +119,10 @@ class ThunderReference:
 
         outs = [p for p in flat_proxies(bsym.output) if isinstance(p, Proxy)]
         versions = self.versions(bsym)
+        detached = any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags for p in outs)
         try:
-            results = [leaf for leaf in leaves(again(self.values))]
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+                results = list(leaves(again(self.values)))
         except (TypeError, RuntimeError, ValueError, NotImplementedError):
             return False  # its parts say the same
         if len(results) != len(list(flat_proxies(bsym.output))):
@@ -199,7 +205,7 @@ class ThunderReference:
     def cotangents_of(self, step: _Step) -> list[Any]:
         """Return torch's gradients of what a step made, where it has one."""
         outs = [self.values[name] for name in step.outs]
-        return self.gradients(self.outputs, [o for o in outs if isinstance(o, torch.Tensor) and o.requires_grad])
+        return self.gradients(self.outputs, [*filter(_tracked, outs)])
 
     def contributions(self, step: _Step) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what torch's autograd gives each operand of a step, from the true cotangents of its results."""
@@ -207,11 +213,11 @@ class ThunderReference:
         if all(c is None for c in cotangents):
             return
         ins = {name: self.values[name] for name in step.ins}
-        tracked = {n: v.detach().requires_grad_() for n, v in ins.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+        tracked = {name: v.detach().requires_grad_() for name, v in ins.items() if _tracked(v)}
         with torch.enable_grad():
-            made = [m for m in leaves(step.again({**ins, **tracked})) if isinstance(m, torch.Tensor) and m.requires_grad]
-        pairs = [(m, c) for m, c in zip(made, cotangents, strict=False) if c is not None]
-        grads = torch.autograd.grad([m for m, _ in pairs], [*tracked.values()], [c for _, c in pairs], allow_unused=True)
+            made = filter(_tracked, leaves(step.again({**ins, **tracked})))
+        roots, seeds = zip(*((m, c) for m, c in zip(made, cotangents, strict=False) if c is not None), strict=True)
+        grads = torch.autograd.grad(roots, [*tracked.values()], seeds, allow_unused=True)
         yield from ((name, grad) for name, grad in zip(tracked, grads, strict=True) if grad is not None)
 
 
@@ -225,6 +231,10 @@ def torch_functions(identity: Any) -> tuple[Callable[..., Any], ...]:
         found = getattr(found, part, None)
     functional = getattr(torch.nn.functional, identity.rpartition(".")[2], None)
     return tuple(fn for fn in dict.fromkeys((found, functional)) if callable(fn))
+
+
+def _tracked(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _any_close(values: Sequence[Any], wanted: Sequence[torch.Tensor]) -> bool:

@@ -135,7 +135,7 @@ def _checked(record: Record, computation: TraceCtx, joint: Joint, executors: Seq
     halves = record.halves
     assert halves is not None
     found = programs(record.stages)
-    reference = ThunderReference(computation, executors, joint.names)
+    reference = ThunderReference(computation, executors, joint)
     monitor = Monitor(Subject(record, lambda: found, reference, halves.forward, halves.backward))
     backward = halves.backward and watched(halves.backward, monitor.before_backward, monitor.after_backward)
     return replace(halves, backward=backward,
