@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:  # only what prints a table needs rich
+    from rich.console import Console
+    from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -41,6 +43,8 @@ class Figure:
 
 def console_of() -> Console:
     """Return the console to print on; off a terminal it is wide enough for every table."""
+    from rich.console import Console
+
     return Console() if Console().is_terminal else Console(width=FILE_WIDTH)
 
 
@@ -88,6 +92,8 @@ def describe(facts: Mapping[str, Any]) -> str:
 
 def table_of(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose first column is text and whose other columns are numbers."""
+    from rich.table import Table
+
     table = Table(title=title)
     for column, heading in enumerate(headings):
         table.add_column(heading, justify="right" if column else "left", no_wrap=not column)

@@ -202,10 +202,17 @@ def test_on_a_terminal_progress_is_a_bar():
     assert "eager: loss 2.2500" in console.file.getvalue()
 
 
+def test_the_table_of_all_variants_names_each_in_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table_of("title", [row(name) for name in compare.contest(None, None).compilers], {}))
+    words = console.file.getvalue().replace("\u2503", " ").split()
+    assert {"eager", "torch.compile", "thunder", "(thunder)", "(torch.compile)"} <= set(words)
+
+
 def test_the_table_says_why_a_variant_did_not_run():
     console = console_of()
     console.print(table_of("title", [row()], {"torch.compile": "not available: no C++ compiler"}))
-    assert "torch.compile: not available: no C++ compiler" in console.file.getvalue()
+    assert "torch.compile: not available: no C++ compiler" in " ".join(console.file.getvalue().split())
 
 
 def test_a_curve_that_leaves_eagers_fails_by_name():

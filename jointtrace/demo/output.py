@@ -81,7 +81,7 @@ def line_printer(console: Console) -> Callable[[str, float], None]:
 def table_of(title: str, rows: Sequence[Row], absent: Mapping[str, str]) -> Table:
     """Return the table, one column a variant; below it stands why a variant did not run."""
     caption = "\n".join(f"{variant}: {reason}" for variant, reason in absent.items())
-    table = Table(title=title, caption=caption or None, caption_justify="left")
+    table = Table(title=title, caption=caption or None, caption_justify="left", padding=0)  # five columns in 80 signs
     table.add_column("")
     for variant in (*(row.variant for row in rows), *absent):
         table.add_column(variant, justify="right")
