@@ -84,7 +84,7 @@ def table_of(title: str, rows: Sequence[Row], absent: Mapping[str, str]) -> Tabl
     table = Table(title=title, caption=caption or None, caption_justify="left", padding=0)  # five columns in 80 signs
     table.add_column("")
     for variant in (*(row.variant for row in rows), *absent):
-        table.add_column(variant, justify="right")
+        table.add_column(variant, justify="right", min_width=max(map(len, variant.split())))
     for heading, cell in LINES.items():
         table.add_row(heading, *(cell(row) for row in rows), *("-" for _ in absent))
     return table
