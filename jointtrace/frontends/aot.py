@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -152,7 +153,7 @@ class Session:
             if self.check is not None:
                 self.check.add_half(phase, trace)
             if "fuse" not in self.options.disable:
-                trace = fuse(trace, self.executors)
+                trace = self.fused(trace, phase)
             trace = bind_sizes(trace)
             verify(trace, f"AOTAutograd, the {phase.value} half")
         halves = self.record.halves
@@ -162,6 +163,14 @@ class Session:
         elif halves is not None:
             self.record.halves = replace(halves, backward=trace)
         return self.boxed(trace, "forward" if phase is Phase.FW else "backward")
+
+    def fused(self, trace: Trace, phase: Phase) -> Trace:
+        """Form the regions of a half; a stage of its own, which the report counts among the passes."""
+        start = perf_counter()
+        trace = fuse(trace, self.executors)
+        name = "fuse_forward" if phase is Phase.FW else "fuse_backward"
+        self.note(Stage(name, trace, perf_counter() - start, len(trace.ops)))
+        return trace
 
     def boxed(self, trace: Trace, name: str) -> Boxed:
         """Return a trace as the function that runs: takes one list of arguments, which it empties."""
