@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import thunder
 import torch
@@ -43,7 +44,7 @@ def by_torch_compile(executor: str) -> Callable[[nn.Module], Loss]:
     """Return a function that compiles a model by torch.compile through our joint trace, as one graph."""
 
     def compile_jointly(model: nn.Module) -> Loss:
-        options = {"executors": (executor,)}
+        options: Any = {"executors": (executor,)}
         return torch.compile(model, backend=JOINTTRACE, options=options, fullgraph=True, dynamic=False)
 
     return compile_jointly

@@ -56,7 +56,7 @@ def _code() -> CodeType | None:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        frame = InstructionTranslator.current_tx().output.root_tx
+        frame: Any = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:
         return None
     outer = identity(called())[1] if frame.f_globals.get("__name__") == INLINE else None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch._logging import trace_structured
+from torch._logging._internal import trace_structured  # private; torch 2.10 to 2.14
 
 from jointtrace.errors import OptionError
 from jointtrace.ir.trace import Trace

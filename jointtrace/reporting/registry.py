@@ -25,8 +25,8 @@ CALLS_OF_A_MODULE = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
 
 Filed = tuple["weakref.ref[Any] | None", "weakref.ref[Record]"]
 
-_filed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # code -> list of `Filed`
-_failed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # instance -> record
+_filed: Any = WeakIdKeyDictionary()  # code -> list of `Filed`
+_failed: Any = WeakIdKeyDictionary()  # instance -> record
 
 
 @contextmanager
