@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from jointtrace.reporting.dump import recording
+from jointtrace.reporting.dump import recording, write_program
 from jointtrace.reporting.registry import INLINE, identity, registered
 from jointtrace.runtime.record import Origin, Record
 
@@ -28,6 +28,7 @@ def watched(record: Record, module: GraphModule) -> Iterator[None]:
     """Make `record`, that of the compilation of `module`, findable, and write its stages as they come."""
     record.origin = origin_of(module)
     with recording(record), registered(record, called()):
+        write_program(record, module)
         yield
 
 

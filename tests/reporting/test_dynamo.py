@@ -173,6 +173,7 @@ def test_stages_are_written_to_numbered_folders(tmp_path, monkeypatch):
             written = (tmp_path / folder / f"{half}.txt").read_text()
             assert written == jointtrace.dump(step, half, compilation=part) + "\n"
         assert (tmp_path / folder / "00_joint.txt").exists()
+        assert "def forward(self" in (tmp_path / folder / "program.txt").read_text()
 
 
 SCRIPT = """
