@@ -135,9 +135,9 @@ class GraphRegion:
         except Exception as error:
             raise UnsupportedError(failure(region.target.name, body, error)) from error
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Run the region."""
-        return self.boxed(list(args))
+        return tuple(self.boxed(list(args)))
 
 
 def failure(name: str, body: Trace, error: Exception) -> str:
@@ -179,8 +179,7 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
 
     Every output keeps the layout it has in the graph: other regions were planned on it.
     """
-    from torch._dynamo.utils import detect_fake_mode
-    from torch._guards import TracingContext, tracing
+    from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
@@ -190,7 +189,7 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
     with _plain_torch(), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
         graph = joint_graph_passes(with_parts(graph, fake_mode))
         outputs = graph.graph.output_node()
-        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
+        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))  # type: ignore[arg-type]
         compiled = compile_fx_inner(graph, examples, is_backward=is_backward)
     inner = getattr(compiled, "current_callable", None) or compiled  # without the wrapper for torch's metrics
     calls = any(node.op == "call_function" for node in graph.graph.nodes)

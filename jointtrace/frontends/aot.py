@@ -5,7 +5,7 @@ are resolved. `partition` turns it into a joint trace, takes it through the pass
 AOTAutograd then makes of each half is converted again, its regions are formed, compiled and run by generated code. So
 regions are claimed on the halves, and `late_split` is no option here.
 Holds for torch 2.10 to 2.14: `aot_autograd`, `_extract_fwd_bwd_modules`, Inductor's decomposition table, the setting
-`donated_buffer`, the name of AOTAutograd's node.
+`donated_buffer`, the name of AOTAutograd's node, the numbers autograd gives to nodes.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.fx import GraphModule
 
 from jointtrace.checking.graph_check import GraphCheck
@@ -23,8 +24,9 @@ from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.torch_compile import MODES, in_mode
 from jointtrace.frontends.origin import watched
-from jointtrace.ir.fx import bind_sizes, to_joint_graph, to_trace
+from jointtrace.ir.fx import to_joint_graph, to_trace
 from jointtrace.ir.op import Phase, ScalarType, TensorType, var_names
+from jointtrace.ir.sizes import bind_sizes
 from jointtrace.ir.trace import Trace
 from jointtrace.ir.verify import verify
 from jointtrace.options import Options
@@ -136,8 +138,11 @@ class Session:
         return self.half(module, Phase.FW)
 
     def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        """Compile a backward half, as AOTAutograd's `bw_compiler`."""
-        return self.half(module, Phase.BW)
+        """Compile a backward half, as AOTAutograd's `bw_compiler`, which it calls when a backward first runs."""
+        from torch._dynamo.convert_frame import compile_lock
+
+        with compile_lock:
+            return self.half(module, Phase.BW)
 
     def inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph without gradients, as AOTAutograd's `inference_compiler`."""
@@ -220,7 +225,7 @@ def _with_missing_gradients(compiled: Callable[..., Any], hook: Hook) -> Callabl
     """Return `compiled` with `hook` on the autograd node that each call makes."""
 
     def call(*args: Any) -> Any:
-        start = torch.autograd._get_sequence_nr()
+        start = _get_sequence_nr()
         results = compiled(*args)
         node = _node_since(start, (*results, *args))
         if node is not None:

@@ -12,13 +12,12 @@ import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -82,6 +81,7 @@ class _Reader:
         self.types: dict[str, Type] = {}
         self.parts = _parts(self.nodes)
         self.of_backward: set[str] = set()  # values that exist in the backward only
+        self.changing = set() if num_outputs is None else _overwritten(self.nodes)
         if num_outputs is not None:
             _name_forward_ops(self.nodes)
 
@@ -130,9 +130,21 @@ class _Reader:
             out = self.name(node)
         args, kwargs = self.tree(node.args), self.tree(node.kwargs)
         phase = self.phase_of(node, (args, kwargs), out)
-        tags = tags_of(node.target) | (_user_tags(node) if phase is Phase.FW else frozenset())
-        return Op(Target(_target_name(node.target), node.target), args, kwargs, out, tags, phase,
-                  writes_of(node.target, args, kwargs), _source(node), payload=node)
+        tags = tags_of(node.target)
+        if phase is Phase.FW:
+            tags |= self.user_tags(node, (args, kwargs), out)
+        target: Any = node.target
+        return Op(Target(_target_name(target), target), args, kwargs, out, tags, phase,
+                  writes_of(target, args, kwargs), _source(node), payload=node)
+
+    def user_tags(self, node: Node, read: Any, made: Any) -> frozenset[Tag]:
+        """Return whether a forward op is to be computed again; not what reads memory that has changed by then."""
+        if self.changing.isdisjoint(var_names(read)):
+            return _user_tags(node)
+        if Tag.VIEW not in tags_of(node.target):
+            return frozenset({Tag.SAVE})
+        self.changing.update(var_names(made))
+        return frozenset()
 
     def phase_of(self, node: Node, read: Any, made: Any) -> Phase:
         """Return the phase AOTAutograd gave a node; what a later pass of its made without one goes by what it reads."""
@@ -149,7 +161,7 @@ class _Reader:
         return self.leaf[node]
 
     def tree(self, tree: Any) -> Any:
-        return torch.fx.node.map_aggregate(tree, lambda leaf: self.leaf[leaf] if isinstance(leaf, Node) else leaf)
+        return map_aggregate(tree, lambda leaf: self.leaf[leaf] if isinstance(leaf, Node) else leaf)
 
     def get_grads(self, tangents: Sequence[Node], outputs: tuple[Any, ...]) -> list[Op]:
         """Return one GET_GRAD for each tangent, at the position of the output whose cotangent it is."""
@@ -195,38 +207,9 @@ def to_region_graph(body: Trace) -> tuple[GraphModule, list[Any]]:
     return GraphModule(whole.owning_module, graph), [known[name].meta["val"] for name in body.inputs]
 
 
-def bind_sizes(trace: Trace) -> Trace:
-    """Return `trace` with each unknown size among the arguments of the regions that use it.
-
-    A region may be given tensors of which no size is the symbol itself (`2*s0`); compiled code must find it somewhere.
-    """
-    if not any(isinstance(size, Symbol) for type_ in trace.types.values() if isinstance(type_, TensorType)
-               for size in (*type_.shape, *(type_.strides or ()))):
-        return trace
-    payloads = [inner.payload for op in trace.ops for inner in (op.body.ops if op.body else (op,))]
-    values = {node.name: node.meta.get("val") for node in payloads[0].graph.nodes}
-    known = {values[name].node.expr: name for name in trace.inputs if isinstance(values[name], torch.SymInt)}
-    ops = []
-    for op in trace.ops:
-        ops.append(_with_sizes(op, values, known) if op.body is not None else op)
-        known = {**{values[n].node.expr: n for n in op.outs if isinstance(values[n], torch.SymInt)}, **known}
-    return trace.rebuild(ops, by=trace.by)
-
-
-def _with_sizes(region: Op, values: Mapping[str, Any], known: Mapping[Any, str]) -> Op:
-    body = region.body
-    assert body is not None
-    symbols = {symbol for name in body.types for symbol in free_symbols(values[name])}
-    names = [known[symbol] for symbol in sorted(symbols, key=str) if symbol in known]
-    missing = tuple(name for name in names if name not in body.types)
-    types = {**body.types, **dict.fromkeys(missing, ScalarType("int"))}
-    return region.replace(args=(*map(Var, missing), *region.args),
-                          body=replace(body, inputs=(*missing, *body.inputs), types=types))
-
-
 def _placeholder(graph: Graph, node: Node) -> Node:
     made = graph.placeholder(node.name)
-    made.meta = dict(node.meta)
+    made.meta = {key: value for key, value in node.meta.items() if key != "unbacked_bindings"}  # it binds no sizes here
     return made
 
 
@@ -241,7 +224,7 @@ class _Writer:
     def add(self, op: Op) -> None:
         """Write an op: its own node again, or for one that a pass added a new node."""
         known = isinstance(op.payload, Node)
-        target = op.payload.target if known else op.target.fn
+        target: Any = op.payload.target if known else op.target.fn
         name = op.out.name if isinstance(op.out, Var) else None
         args, kwargs = self.tree(op.args), self.tree(dict(op.kwargs))
         made = self.graph.create_node("call_function", target, args, kwargs, name)
@@ -261,8 +244,9 @@ class _Writer:
         """Return an example of what a new node makes."""
         mode = detect_fake_mode([n.meta.get("val") for n in self.graph.find_nodes(op="placeholder")])
         args, kwargs = map_aggregate((made.args, made.kwargs), lambda a: a.meta["val"] if isinstance(a, Node) else a)
+        target: Any = made.target
         with mode or contextlib.nullcontext():
-            return made.target(*args, **kwargs)
+            return target(*args, **kwargs)
 
     def tree(self, tree: Any) -> Any:
         return map_leaves(self.leaf, tree)
@@ -299,9 +283,9 @@ def _parts(nodes: Sequence[Node]) -> Mapping[Node, dict[int, list[Node]]]:
     parts: dict[Node, dict[int, list[Node]]] = {}
     for node in nodes:
         if node.target is operator.getitem and isinstance(node.args[0], Node):
-            source = node.args[0]
+            source, index = node.args[0], int(node.args[1])  # type: ignore[arg-type]
             if source.op == "call_function" and isinstance(source.meta.get("val"), (tuple, list)):
-                parts.setdefault(source, {}).setdefault(node.args[1], []).append(node)
+                parts.setdefault(source, {}).setdefault(index, []).append(node)
     return parts
 
 
@@ -318,6 +302,12 @@ def _user_tags(node: Node) -> frozenset[Tag]:
     leaves_checkpoint = any(not _is_backward(reader) and reader.op != "output"
                             and reader.meta.get(CHECKPOINT) != node.meta.get(CHECKPOINT) for reader in readers)
     return frozenset({Tag.SAVE if leaves_checkpoint else Tag.RECOMPUTE})
+
+
+def _overwritten(nodes: Sequence[Node]) -> set[str]:
+    """Return the inputs that AOTAutograd writes to after the forward."""
+    written = [desc.mutated_input for desc in nodes[-1].meta.get("desc") or () if hasattr(desc, "mutated_input")]
+    return {node.name for node in nodes if node.op == "placeholder" and node.meta.get("desc") in written}
 
 
 def _count_tokens(placeholders: Sequence[Node]) -> int:
@@ -337,7 +327,7 @@ def _name_forward_ops(nodes: Sequence[Node]) -> None:
 
     A sum of two gradients has the number of the last forward op; it goes with the gradient it adds.
     """
-    numbered: dict[int, str] = {}
+    numbered: dict[Any, str] = {}
     for node in nodes:
         if node.op != "call_function":
             continue
@@ -345,7 +335,8 @@ def _name_forward_ops(nodes: Sequence[Node]) -> None:
         if not _is_backward(node):
             numbered.setdefault(number, _target_name(node.meta.get("original_aten") or node.target))
             continue
-        added = [] if node.meta.get("fwd_source_fn_stack") else [n for n in node.all_input_nodes if FORWARD_OP in n.meta]
+        read = () if node.meta.get("fwd_source_fn_stack") else node.all_input_nodes
+        added = [other for other in read if FORWARD_OP in other.meta]
         node.meta[FORWARD_OP] = added[-1].meta[FORWARD_OP] if added else numbered.get(number, "")
 
 

@@ -26,7 +26,7 @@ class Tag(enum.Enum):
     WAIT = "wait"  # waits for a collective
     COMPUTE_BOUND = "compute_bound"  # matrix product, convolution, attention: dear to compute again
     RECOMPUTE = "recompute"  # the user's checkpoint asks for it to be computed again in the backward
-    SAVE = "save"  # the user's checkpoint asks for it to be saved where the backward reads it
+    SAVE = "save"  # never computed again: the user's checkpoint asks for that, or what it reads changes before then
     GET_GRAD = "get_grad"  # reads the cotangent of a forward output
     CLAIMED = "claimed"  # the user's operator executor runs it: never merged or fused, recomputed only on request
     OPAQUE = "opaque"  # nothing is known of it: never merged, recomputed, dropped or fused

@@ -19,6 +19,12 @@ def ops_after_cse(text: str) -> int:
     return len(merged.ops)
 
 
+def test_what_the_users_checkpoint_asks_to_save_is_not_merged_into_something_that_is_not_saved():
+    body = "%a: f32[2, 3] = aten.sin.default(%x)\n%b: f32[2, 3] = aten.sin.default(%x)  # [save]\n"
+    body += "%y: f32[2, 3] = aten.mul.Tensor(%a, %b)"
+    assert ops_after_cse(forward(body, "%y")) == 3
+
+
 def test_a_repeated_expression_is_computed_once():
     trace = parse(
         """
