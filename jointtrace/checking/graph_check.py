@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -75,6 +76,8 @@ def _of_halves(stage: str, joint: Program, forward: Trace, backward: Trace | Non
     saved = {leaf.name: i for i, leaf in enumerate(forward.outputs) if i >= joint.num_outputs and isinstance(leaf, Var)}
     handed = tuple(saved[name] for name in backward.inputs if name not in positions)
     cotangents = tuple(positions[name] for name in backward.inputs if name in positions)
+    effects = len(joint.forward.grads) - len(backward.outputs)  # inputs that only order effects: no gradient for them
+    backward = replace(backward, outputs=(*(None for _ in range(effects)), *backward.outputs))
     return Program(stage, forward, joint.num_outputs, backward, handed, cotangents)
 
 

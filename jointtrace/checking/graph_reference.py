@@ -43,7 +43,9 @@ class GraphReference:
         self.values = interpreter.values
         results = interpreter.results(given, len(self.trace.outputs) if cotangents is None else None)
         count = len(self.trace.outputs)
-        grads = None if cotangents is None else list(results[count:])
+        grads = None if cotangents is None else [g if isinstance(g, torch.Tensor) else None for g in results[count:]]
+        if grads is not None:  # inputs that only order effects come first, and have none
+            grads = [None] * (len(inputs) - len(grads)) + grads
         return Outcome(list(results[:count]), grads, inputs)
 
     def locate(self, outcome: Outcome, program: Program) -> tuple[Op | None, str]:

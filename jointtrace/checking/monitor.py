@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 from jointtrace.checking.execution import execution_fault
 from jointtrace.checking.interpret import copies, generator_states, has_effects, undisturbed
@@ -65,7 +66,7 @@ class Monitor:
 
     def before_forward(self, *inputs: Any) -> None:
         """Keep the inputs of a call: copies where the program writes."""
-        if self.subject is None:
+        if self.subject is None or any(isinstance(value, FakeTensor) for value in inputs):
             return
         traces = [t for program in self.subject.programs() for t in program.traces]
         # the caller may write to its buffers before the backward; to parameters it seldom does, and they are large
@@ -130,7 +131,7 @@ class Monitor:
             fault = first_fault(found, subject.reference, call.inputs, cotangents, labels)
             if fault is None:
                 restore()
-                name = _result_name(found[0], labels, backward=cotangents is not None)
+                name = _result_name(found[0], labels[-len(half.outputs):], backward=cotangents is not None)
                 fault = execution_fault(half, args, results, name)
             if fault is not None:
                 of_half = fault.before is None and fault.expected is None

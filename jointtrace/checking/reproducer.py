@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def write_reproducer(
     expected = fault.expected and (fault.expected.outputs, fault.expected.grads, fault.expected.inputs)
     torch.save(_small({
         "inputs": given, "cotangents": fault.cotangents, "expected": expected, "results": list(results),
-        "drawn": [dict(drawn) for drawn in fault.drawn], "constants": [constants(t) for t in traces],
+        "drawn": [dict(drawn) for drawn in fault.drawn],
+        "constants": [{name: _picklable(value) for name, value in constants(t).items()} for t in traces],
     }), path.with_suffix(".pt"))
     return path
 
@@ -152,6 +154,15 @@ def _operator_place(name: str, fn: Callable[..., Any]) -> str:
 
 def _listed(table: Mapping[str, str]) -> str:
     return "{" + "".join(f"\n        {name!r}: {place!r}," for name, place in table.items()) + "\n    }"
+
+
+def _picklable(value: Any) -> Any:
+    """Return what can be saved of a constant: itself, or its printed form where it is an object of a session."""
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return repr(value)
+    return value
 
 
 def _small(contents: dict[str, Any]) -> dict[str, Any]:

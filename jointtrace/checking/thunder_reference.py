@@ -55,6 +55,7 @@ class ThunderReference:
         self.executors = executors
         self.names = joint.names
         self.differentiable: tuple[bool, ...] | None = joint.differentiable
+        self.tracks = bool(joint.trace.grad_names)  # there is a backward
         self.inputs = [p for p in flat_proxies((computation.args, computation.kwargs)) if isinstance(p, Proxy)]
         self.values: dict[str, Any] = {}
         self.made: dict[str, Any] = {}
@@ -66,11 +67,11 @@ class ThunderReference:
         self, inputs: Sequence[Any], cotangents: Mapping[int, Any] | None, drawn: Mapping[str, Any]
     ) -> Outcome | None:
         """Run the program and, where there are cotangents, torch's autograd behind it; None where that refuses."""
-        needs = [cotangents is not None and bool(getattr(p, "requires_grad", False)) for p in self.inputs]
+        needs = [self.tracks and bool(getattr(p, "requires_grad", False)) for p in self.inputs]
         given = [v.detach().requires_grad_() if need else v for v, need in zip(copies(inputs), needs, strict=True)]
         # not the leaf itself: the program may write to it
         self.made, self.steps, self.drawn = {}, [], drawn
-        with torch.set_grad_enabled(cotangents is not None):
+        with torch.set_grad_enabled(self.tracks):
             started = [v.clone() if need else v for v, need in zip(given, needs, strict=True)]
             self.values = {p.name: v for p, v in zip(self.inputs, started, strict=True)}
             for bsym in self.computation.bound_symbols[:-1]:
@@ -89,7 +90,7 @@ class ThunderReference:
             grads = [next(found) if need else None for need in needs]
         after = [self.values[p.name].detach() if isinstance(self.values[p.name], torch.Tensor) else self.values[p.name]
                  for p in self.inputs]
-        needed = None if cotangents is None else tuple(map(_tracked, outputs))
+        needed = tuple(map(_tracked, outputs)) if self.tracks else None
         return Outcome([o.detach() if isinstance(o, torch.Tensor) else o for o in outputs], grads, after, {}, needed)
 
     def gradients(self, outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[Any]:
