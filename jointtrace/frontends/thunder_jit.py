@@ -123,6 +123,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
         history = _History(record, stats, computation, joint, perf_counter() - start)
         compiled = run(joint.trace, options, executors, history.note)
         record.depends, record.differentiable = compiled.depends, joint.differentiable
+        record.written = joint.written.positions
         record.halves = _linked(compiled.halves, executors, record)
     result = stats.last_traces.pop()
     halves = _checked(record, computation, joint, data.executors_list) if options.check else record.halves
@@ -274,7 +275,7 @@ def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(backward_fn=backward_fn, **kwargs)
         return connect(
             backward_fn, kwargs["flat_args"], kwargs["flat_output"], kwargs["saved_tensors"], kwargs["saved_other"],
-            differentiable=record.differentiable, depends=record.depends,
+            differentiable=record.differentiable, depends=record.depends, written=record.written,
             drop_grads=kwargs["return_none_instead_of_grads"],
         )
 

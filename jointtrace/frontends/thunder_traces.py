@@ -4,7 +4,7 @@ Holds for lightning-thunder 0.2.6. The names `C0`, `C1`, `saved_for_backward` an
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from thunder.core.trace import TraceCtx, TraceProvenance, TraceTag, from_trace, 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import TensorType, Var
 from jointtrace.ir.trace import Trace
-from jointtrace.joint.build import Joint
+from jointtrace.joint.build import Joint, Written
 from jointtrace.joint.symbols import ProxyTable, flat_proxies, swap_tree, to_bound_symbol
 from jointtrace.runtime.split import Halves
 
@@ -89,7 +89,8 @@ def forward_trace(computation: TraceCtx, halves: Halves, joint: Joint) -> TraceC
     returned = _result(computation, table, joint.names)
     if computation_has_gradients(halves):
         target.tags.add(TraceTag.AUGMENTED_FORWARD)
-        returned["flat_output"] = tuple(flat_proxies(returned["output"]))
+        more = joint.trace.outputs[len(flat_proxies(returned["output"])):]
+        returned["flat_output"] = (*flat_proxies(returned["output"]), *_optional(table, more))
         tensors, others = saved_proxies(halves, table)
         target.bound_symbols = [*bsyms, _return(returned, (tuple(tensors), tuple(others)))]
     else:
@@ -98,23 +99,30 @@ def forward_trace(computation: TraceCtx, halves: Halves, joint: Joint) -> TraceC
     return target
 
 
-def _checks(unpacked: Sequence[BoundSymbol], written: Collection[str]) -> list[BoundSymbol]:
-    """Return the symbol that refuses a call in which a written argument shares memory with another argument."""
-    if not written:
+def _checks(unpacked: Sequence[BoundSymbol], written: Written) -> list[BoundSymbol]:
+    """Return the symbol that refuses a call in which an argument cannot be written to as it would be in eager."""
+    if not written.arguments:
         return []
     tensors = [bsym.output for bsym in unpacked if isinstance(bsym.output, TensorProxy)]
-    symbol = Symbol("check_apart", meta=lambda *_: None)
-    names = [tensor.name for tensor in tensors]
+    symbol = Symbol("check_written", meta=lambda *_: None)
+    check = _written_check([tensor.name for tensor in tensors], written)
+    return [BoundSymbol(symbol, tuple(tensors), {}, None, _call_ctx={symbol.name: check})]
 
-    def check_apart(*given: torch.Tensor) -> None:
+
+def _written_check(names: Sequence[str], written: Written) -> Callable[..., None]:
+    def check_written(*given: torch.Tensor) -> None:
         owner: dict[int, str] = {}
         for name, tensor in zip(names, given, strict=True):
             other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
-            if other != name and (name in written or other in written):
+            if other != name and (name in written.arguments or other in written.arguments):
                 raise UnsupportedError(f"arguments {other} and {name} share memory, and the function writes in place "
-                                       f"to {name if name in written else other}; pass a clone")
+                                       f"to {name if name in written.arguments else other}; pass a clone")
+            if name in written.differentiable and (tensor._is_view() or (tensor.requires_grad and tensor.is_leaf)):
+                kind = "view" if tensor._is_view() else "leaf that requires a gradient"
+                raise UnsupportedError(f"the function writes in place to {name}, a {kind}, a value with a gradient; "
+                                       "write to a clone of it, or under torch.no_grad()")
 
-    return [BoundSymbol(symbol, tuple(tensors), {}, None, _call_ctx={"check_apart": check_apart})]
+    return check_written
 
 
 def computation_has_gradients(halves: Halves) -> bool:

@@ -7,8 +7,8 @@ every other view of it is that view of the new value. So a read of a value whose
 - else to its own chain of views applied to the newest version of the viewed tensor, which `refresh` makes of the old
   version and the written part: its cotangent goes to the written part where the view looks, to the old one elsewhere.
 
-What cannot be right raises: a write that would give an argument a gradient history of its own, and, when the program
-runs, a write to what was taken for a view but is a copy there.
+An argument that is written a value with a gradient gets that gradient's history, as in eager PyTorch: what it holds in
+the end is one more output. A write to what was taken for a view, but is a copy when the program runs, raises there.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thunder.core.trace import TraceCtx, tracectx
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Target, TensorType, Var
 from jointtrace.joint.claim import Claims, run_ops
-from jointtrace.joint.expand import Get, Put, Rest, rule_of
+from jointtrace.joint.expand import Get, Put, Rest, is_library_symbol, rule_of
 from jointtrace.joint.symbols import is_view, may_be_view, names_in, proxy_of, source_of, type_of, where
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Memory:
         self.version = 0
         self.whole = root  # newest value of the whole tensor, but for `pending`
         self.pending: Write | None = None
+        self.has_history = False  # whether autograd sees one of the writes
         self.current: dict[Path, str] = {}
 
 
@@ -164,12 +165,25 @@ class Aliases:
         if bsym.sym.id is prims.PrimIDs.COPY_:
             self.write(bsym)
             return []
-        if not bsym.subsymbols or rule_of(bsym)[0] is not None:
-            raise UnsupportedError(f"{_where(bsym)}: {bsym.sym.name} has a gradient rule of its own and writes in "
-                                   "place; use the operation that is not in place inside it")
+        if not bsym.subsymbols or (rule_of(bsym)[0] is not None and not is_library_symbol(bsym)):
+            self.keep_whole(bsym)
+            return []
         if not _is_inplace(bsym):  # as batch norm, which updates its statistics: no gradient goes through that
             self.effects.update(_copied(bsym))
         return list(bsym.subsymbols)
+
+    def keep_whole(self, bsym: BoundSymbol) -> None:
+        """Add a symbol with a gradient rule of its own, a custom autograd.Function, that writes to what it makes."""
+        rule, shareable = rule_of(bsym)
+        template = self.walk.template(bsym, rule if self.walk.is_differentiable(bsym) else None, shareable)
+        given = set(template.inputs)
+        for op in template.forward:
+            if not given.isdisjoint(op.writes) and op.target.name.endswith("copy_"):
+                raise UnsupportedError(f"{_where(bsym)} writes in place to what it is given, in a function with a "
+                                       "gradient of its own; write to a clone")
+            if op.tags & {Tag.VIEW, Tag.MUTATES} and not given.isdisjoint(op.ins):
+                given.update(op.outs)
+        self.walk.instantiate(bsym, template)
 
     def write(self, bsym: BoundSymbol) -> None:
         """Add a `copy_`; its result is the value that what it writes to has from now on."""
@@ -180,15 +194,18 @@ class Aliases:
         if memory.pending is not None and memory.pending.path != path:
             self.newest_whole(memory)
         detached = self.is_detached(bsym, path)
-        if not detached:
-            self.check_argument(root, bsym)
-        differentiable = not detached and walk.is_differentiable(bsym)
-        walk.instantiate(bsym, walk.template(bsym, rule_of(bsym)[0] if differentiable else None, True))
+        # thunder would refuse at run time what is no leaf, but looks like one where gradients are off
+        unchecked = bsym.from_bsym(kwargs={**bsym.kwargs, "grad_enabled": False})
+        walk.instantiate(unchecked, walk.template(unchecked, None, True))
+        value, grad = walk.name(bsym.args[0]), f"cotangent of {out}"
+        if value in walk.needs and not detached and walk.is_float(out):
+            walk.needs.add(out)
+            walk.backward.append([Get(out, grad), Put(value, grad)])
         if target in walk.needs:
             walk.needs.add(out)
-            grad = f"cotangent of {out}"
             walk.backward.append([Get(out, grad), Put(target, grad)] if detached else [Rest(out, target)])
         memory.version += 1
+        memory.has_history |= not detached
         memory.current = {path: out}
         self.place(out, root, path)
         if path:
@@ -203,21 +220,15 @@ class Aliases:
         enabled = bsym.kwargs.get("grad_enabled", bsym.args[2] if len(bsym.args) > 2 else True)
         return not enabled or bsym.output.name in self.effects or any(look.detached for look in path)
 
-    def check_argument(self, root: str, bsym: BoundSymbol) -> None:
-        """Raise where a write gives an argument of the function a gradient history, which would end with the call."""
-        walk = self.walk
-        if root not in walk.arguments or not walk.gradients:
-            return
-        if root in walk.needs:
-            raise UnsupportedError(f"{_where(bsym)} writes in place to {root}, an argument that requires a gradient; "
-                                   "write to a clone of it, or under torch.no_grad()")
-        if walk.name(bsym.args[0]) in walk.needs:
-            raise UnsupportedError(f"{_where(bsym)} writes a value that requires a gradient to {root}, an argument, "
-                                   "which outlives the call; write a detached value, or write to a clone of it")
-
     def written_arguments(self) -> tuple[str, ...]:
         """Return the arguments whose memory was written to."""
         return tuple(root for root, memory in self.memory.items() if root in self.walk.arguments and memory.version)
+
+    def histories(self) -> dict[str, str]:
+        """Return what the written arguments hold in the end, by argument, where that has a gradient."""
+        written = {name: self.memory[name] for name in self.written_arguments()}
+        newest = {name: self.newest_whole(memory) for name, memory in written.items() if memory.has_history}
+        return {argument: name for argument, name in newest.items() if name in self.walk.needs}
 
     def refresh(self, before: str, write: Write) -> str:
         """Add the new version of the tensor `before`, a part of which was replaced; return its name."""

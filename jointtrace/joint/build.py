@@ -40,20 +40,35 @@ Step = Op | Get | Put | Rest
 
 
 @dataclass(frozen=True)
+class Written:
+    """The arguments that are written to in place.
+
+    Attributes:
+        arguments: all of them; they must share memory with no other argument.
+        differentiable: those that hold a value with a gradient in the end; they must be no leaves that require one.
+        positions: where these are among the outputs of the joint trace.
+    """
+
+    arguments: tuple[str, ...]
+    differentiable: tuple[str, ...]
+    positions: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Joint:
     """The joint trace and what thunder must know of it.
 
     Attributes:
-        trace: the joint trace.
+        trace: the joint trace; after thunder's flat outputs it returns written arguments that are not among them.
         names: what thunder's values are called in it, where not as in thunder's trace.
-        differentiable: which of the flat outputs have a gradient.
-        written: the arguments that are written to in place; they must share memory with no other one.
+        differentiable: which of its outputs have a gradient.
+        written: the arguments that are written to.
     """
 
     trace: Trace
     names: dict[str, str]
     differentiable: tuple[bool, ...]
-    written: tuple[str, ...]
+    written: Written
 
 
 def build_joint(computation: TraceCtx, executors: Sequence[Executor], *, gradients: bool = True) -> Joint:
@@ -232,6 +247,8 @@ class Walk:
         outputs = flat_proxies(self.computation.bound_symbols[-1].args[0]["output"])
         self.aliases.read(outputs)
         flat = tuple(Var(self.name(o)) if isinstance(o, Proxy) else o for o in outputs)
+        histories = self.aliases.histories()
+        flat += tuple(Var(name) for name in histories.values() if Var(name) not in flat)
         differentiable = tuple(isinstance(o, Var) and o.name in self.needs for o in flat)
         for position, out in enumerate(flat):
             if differentiable[position]:
@@ -245,7 +262,9 @@ class Walk:
         )
         trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
         trace = keep_overwritten(trace.rebuild(placed(live(self.ops, grads)), by="build_joint"))
-        return Joint(trace, self.names, differentiable, self.aliases.written_arguments())
+        written = Written(self.aliases.written_arguments(), tuple(histories), frozenset(
+            position for position, out in enumerate(flat) if isinstance(out, Var) and out.name in histories.values()))
+        return Joint(trace, self.names, differentiable, written)
 
     def seed(self, name: str, position: int) -> None:
         """Read the cotangent of an output position."""

@@ -47,7 +47,7 @@ class Claims:
             return [self._op(bsym, tags, source)]
         for executor in self.executors:
             if isinstance(executor, FusionExecutor):
-                if executor.can_fuse(bsym):
+                if Tag.MUTATES not in tags and executor.can_fuse(bsym):
                     return [self._whole(bsym, tags, source, executor)]
             elif isinstance(executor, OperatorExecutor) and executor.can_execute(bsym):
                 return self._implementation(executor, bsym, tags, source)

@@ -37,6 +37,7 @@ def connect(
     differentiable: tuple[bool, ...],
     depends: tuple[frozenset[int], ...],
     *,
+    written: frozenset[int] = frozenset(),
     drop_grads: bool = False,
 ) -> None:
     """Give the tensors of `flat_output` their `grad_fn`, in place.
@@ -45,14 +46,16 @@ def connect(
         backward_fn: `backward_fn([saved_tensors, saved_other], cotangents)`, with lists of its own that it empties;
             returns one gradient or None per argument.
         flat_args: the forward's arguments, tensors or not.
-        flat_output: its results, tensors or not; one that is an argument stays as it is, and so does its history.
+        flat_output: its results, tensors or not; one that is an argument stays as it is, and so does its history,
+            unless it is `written`.
         saved_tensors, saved_other: what the forward hands to the backward.
         differentiable: for each output whether it requires grad.
         depends: for each argument the positions of the outputs whose cotangents its gradient depends on.
+        written: positions of the results that are arguments with a new history, as the forward wrote to them.
         drop_grads: run the backward for its effects alone, and return None for every gradient.
     """
     layouts = [_layout(out) if d else None for out, d in zip(flat_output, differentiable, strict=True)]
-    call = _Call(backward_fn, saved_other, depends, layouts, drop_grads)
+    call = _Call(backward_fn, saved_other, depends, layouts, written, drop_grads)
     with torch.enable_grad():
         CompiledBackward.apply(call, saved_tensors, flat_output, *flat_args)
 
@@ -65,6 +68,7 @@ class _Call:
     saved_other: Sequence[Any]
     depends: tuple[frozenset[int], ...]
     layouts: list[Layout | None]
+    written: frozenset[int]
     drop_grads: bool
 
 
@@ -86,6 +90,8 @@ class CompiledBackward(Function):
         constant = [out for out, layout in pairs if layout is None and isinstance(out, torch.Tensor)]
         if constant:
             ctx.mark_non_differentiable(*constant)
+        if call.written:
+            ctx.mark_dirty(*(flat_output[i] for i in call.written))
         return tuple(flat_output)
 
     @staticmethod

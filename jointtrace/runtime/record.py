@@ -59,6 +59,7 @@ class Record:
         stages: the traces so far, each with the seconds its pass took; complete up to a failure.
         halves: the halves as they run, None until the compilation succeeded.
         differentiable: for each output whether a gradient flows into it.
+        written: positions of the outputs that are arguments with a new gradient history.
         depends: for each gradient the output positions it is computed from.
         counters: calls of each region.
         folder: where its stages are written, if anywhere.
@@ -71,6 +72,7 @@ class Record:
     stages: list[Stage] = field(default_factory=list)
     halves: Halves | None = None
     differentiable: tuple[bool, ...] = ()
+    written: frozenset[int] = frozenset()
     depends: tuple[frozenset[int], ...] = ()
     counters: Counters = field(default_factory=Counters)
     folder: Path | None = None

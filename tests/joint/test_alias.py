@@ -272,24 +272,58 @@ def test_a_copy_that_was_taken_for_a_view_is_an_error_at_run_time():
         compiled(torch.randn(4, 3).t())
 
 
-def test_an_argument_that_requires_a_gradient_is_not_written():
-    def program(x):
-        x.mul_(2)
-        return x.sin()
+def both_ways(program, make):
+    """Run `program` in eager and compiled; return for each the gradient of all that is reachable afterwards."""
+    grads = []
+    for fn in (program, jit(program)):
+        torch.manual_seed(0)
+        source = leaf(3)
+        args = make(source)
+        outputs = [t for t in (*fn(*args), *args) if t.requires_grad]
+        sum((out * out).sum() * (i + 1) for i, out in enumerate(outputs)).backward()
+        grads.append((source.grad, [t.requires_grad for t in args]))
+    return grads
 
-    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes in place to x, .* clone"):
-        jit(program)(leaf(3))
-    with pytest.raises(UnsupportedError, match="writes in place to x"):
-        jit(program)(leaf(3) * 1)
+
+@pytest.mark.parametrize("program", [
+    lambda x, state: (state.copy_(x * 2), x.sin())[1:],
+    lambda x, state: (state.mul_(x), state[1:], state.sin())[1:],
+    lambda x, state: (state[1:].mul_(x[1:]), x.sin())[1:],
+    lambda x, state: (state.zero_(), state.sin() + x.sum())[1:],
+    lambda x, state: (state.mul_(x), state)[1:],
+    lambda x, state: (state.mul_(x), state, state)[1:],
+], ids=["replaced", "views returned", "a part", "zeroed", "returned", "returned twice"])
+@pytest.mark.parametrize("make", [lambda x: (x, torch.ones(3)), lambda x: (x, x * 3)], ids=["no gradient", "no leaf"])
+def test_a_written_argument_has_its_gradient_history_after_the_call(program, make):
+    eager, compiled = both_ways(program, make)
+    torch.testing.assert_close(compiled[0], eager[0])
+    assert compiled[1] == eager[1]
 
 
-def test_an_argument_gets_no_gradient_history_by_a_write():
-    def program(x, cache):
-        cache[0] = x
-        return cache.sum()
+def test_a_state_that_is_written_at_every_call_carries_gradients_through_all():
+    def step(x, state):
+        state.add_(x).sin_()
+        return x * 1
 
-    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes a value that requires a gradient to cache"):
-        jit(program)(leaf(3), torch.zeros(2, 3))
+    grads = []
+    for fn in (step, jit(step)):
+        torch.manual_seed(0)
+        x, state = leaf(3), torch.zeros(3)
+        for _ in range(3):
+            fn(x, state)
+        (state * state).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(leaf, "leaf"), (lambda n: torch.zeros(2 * n)[:n], "view")], ids=["leaf", "view"])
+def test_an_argument_that_cannot_get_a_history_is_not_written(make, kind):
+    compiled, written = jit(lambda x, state: (state.copy_(x), x.sin())[1]), make(3)
+    before = written.detach().clone()
+    with pytest.raises(UnsupportedError, match=rf"writes in place to state, a {kind}.*clone of it"):
+        compiled(leaf(3), written)
+    torch.testing.assert_close(written.detach(), before)
 
 
 def test_a_detached_value_is_written_to_an_argument():
