@@ -190,8 +190,7 @@ class Walk:
         tags = frozenset({Tag.RECOMPUTE}) if BoundSymbolTag.RECOMPUTE_IN_BACKWARD in bsym.tags else frozenset()
         if not (shareable and is_library_symbol(bsym)):
             return expand(bsym, rule, self.executors, tags)
-        call, operands = call_key(bsym, self.names)
-        key = (call, rule is None or tuple(name in self.needs for name in operands))
+        key = (call_key(bsym, self.names)[0], rule is None)
         template = self.templates.get(key)
         if template is None:
             template = expand(bsym, rule, self.executors, tags)

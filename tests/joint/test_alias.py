@@ -148,13 +148,54 @@ def test_a_view_the_backward_needs_is_kept_when_its_base_is_overwritten():
     torch.testing.assert_close(w.grad, expected_w)
 
 
-def test_a_value_overwritten_as_a_whole_gets_zeros():
+@pytest.mark.parametrize("look", [lambda y: y, lambda y: y.view(-1)], ids=["itself", "a view of all of it"])
+def test_a_value_overwritten_as_a_whole_gets_zeros(look):
     def program(x, w):
         y = torch.sin(x)
-        y.copy_(w)
+        look(y).copy_(look(w))
         return y
 
-    assert_like_eager(program, leaf(4), leaf(4))
+    assert_like_eager(program, leaf(2, 2), leaf(2, 2))
+
+
+class Writing(torch.autograd.Function):
+    """Writes in place to what it makes, in both directions."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        y = x * 2
+        y.sin_()
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        grad = g * x
+        grad.mul_(3)
+        return grad
+
+
+def test_a_custom_function_writes_to_what_it_makes():
+    assert_like_eager(lambda x: Writing.apply(x).cos(), leaf(4))
+
+
+class WritingBack(Writing):
+    """Writes in place in its backward alone."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.sin(x)
+
+
+def test_a_custom_backward_writes_to_what_it_makes():
+    def program(x):
+        y = x * 2
+        y.add_(1)
+        return WritingBack.apply(y.exp()), y
+
+    assert_like_eager(program, leaf(4))
 
 
 def test_a_zeroed_value_still_requires_a_gradient():
