@@ -35,8 +35,8 @@ _library.define("generator_draw" + SIGNATURE)
 
 @torch.library.impl(_library, "seeds", "CompositeExplicitAutograd")
 def _seeds(count: int, device: torch.device) -> list[torch.Tensor]:
-    pairs = torch.randint(2**63 - 1, (count, 2), device=device)
-    return list(pairs[:, 0].unbind())  # one in 16 bytes: compiled code takes its inputs for aligned
+    # one by one: results that shared memory would be an error in a torch operator
+    return [torch.randint(2**63 - 1, (), device=device) for _ in range(count)]
 
 
 @torch.library.register_fake("jointtrace::seeds", lib=_library)
