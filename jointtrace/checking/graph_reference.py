@@ -69,7 +69,9 @@ class _ByName(Interpreter):
 
     def results(self, given: Mapping[str, Any], count: int | None) -> Sequence[Any]:
         """Return the first `count` results (all of them), running only what they need."""
-        *nodes, output = self.module.graph.nodes
+        graph: Any = self.module.graph
+        nodes: list[Node] = list(graph.nodes)
+        output: Any = nodes.pop()
         wanted = output.args[0] if count is None else output.args[0][:count]
         needed = {n for n in wanted if isinstance(n, Node)}
         for node in reversed(nodes):

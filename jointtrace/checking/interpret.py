@@ -156,8 +156,8 @@ def _copy(tensor: torch.Tensor, bases: dict[tuple[int, torch.device], torch.Tens
     storage = tensor.untyped_storage()
     key = (storage.data_ptr(), tensor.device)
     if key not in bases:
-        bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),))
-        bases[key] = bytes_.clone()
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        bases[key] = flat.set_(storage, 0, (storage.nbytes(),), (1,)).clone()
     copied = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return copied.set_(bases[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 

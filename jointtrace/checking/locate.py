@@ -84,10 +84,11 @@ def first_fault(
         if wrong:
             op, note = reference.locate(found[0].run(inputs, cotangents, keep=True, drawn=drawn), found[0])
             return Fault(*wrong, found[0].stage, op, note, None, found[0], expected, cotangents=cotangents)
-        wrong = expected and reference.differentiable and _wrong_requires_grad(expected, reference.differentiable)
-        if wrong:
-            op = producers(found[0].forward).get(getattr(found[0].forward.outputs[wrong[2]], "name", ""))
-            return Fault(*wrong[:2], found[0].stage, op, "", None, found[0], expected, cotangents=cotangents)
+        lost = expected and _wrong_requires_grad(expected, reference.differentiable or ())
+        if lost is not None:
+            what, how, position = lost
+            op = producers(found[0].forward).get(getattr(found[0].forward.outputs[position], "name", ""))
+            return Fault(what, how, found[0].stage, op, "", None, found[0], expected, cotangents=cotangents)
         del expected
     for position, (before, after) in enumerate(pairwise(found), start=1):
         if same_traces(before, after):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from jointtrace.checking.interpret import flat_ops
 from jointtrace.checking.locate import Fault
@@ -167,10 +168,10 @@ def _picklable(value: Any) -> Any:
 
 def _small(contents: dict[str, Any]) -> dict[str, Any]:
     """Return what to save: sizes instead of tensors where those are too many."""
-    tensors = [t for t in torch.utils._pytree.tree_leaves(contents) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_leaves(contents) if isinstance(t, torch.Tensor)]
     if sum(t.numel() * t.element_size() for t in tensors) <= MOST_SAVED_BYTES:
-        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), contents)
-    sizes = torch.utils._pytree.tree_map_only(
+        return tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), contents)
+    sizes = tree_map_only(
         torch.Tensor, lambda t: ("tensor", tuple(t.shape), t.dtype, tuple(t.stride())), contents["inputs"])
     given = contents["cotangents"] and {
         i: ("tensor", tuple(t.shape), t.dtype, tuple(t.stride())) for i, t in contents["cotangents"].items()}

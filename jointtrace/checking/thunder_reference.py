@@ -25,6 +25,8 @@ from jointtrace.joint.build import SKIPPED, Joint
 from jointtrace.joint.claim import Claims, run_ops
 from jointtrace.joint.symbols import flat_proxies, source_of, tags_of, to_vars
 
+TAGS: Any = ProxyTag  # thunder adds members to it while it is imported
+
 
 @dataclass
 class _Step:
@@ -104,7 +106,7 @@ class ThunderReference:
 
     # running
 
-    def execute(self, bsym: BoundSymbol) -> None:
+    def execute(self, bsym: Any) -> None:
         """Run one symbol."""
         random = Tag.RANDOM in tags_of(bsym)
         arguments = map_leaves(_to_torch, (bsym.args, bsym.kwargs))
@@ -120,7 +122,7 @@ class ThunderReference:
 
         outs = [p for p in flat_proxies(bsym.output) if isinstance(p, Proxy)]
         versions = self.versions(bsym)
-        detached = any(ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags for p in outs)
+        detached = any(TAGS.DETACHED_AUTOGRAD_GRAPH in p.tags for p in outs)
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
                 results = list(leaves(again(self.values)))
