@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 
 def with_parts(module: GraphModule, fake_mode: Any) -> GraphModule:
@@ -47,7 +48,7 @@ def _call_of(node: Node) -> Callable[..., Any]:
 
     def call(*values: Any) -> Any:
         given = dict(zip(node.all_input_nodes, values, strict=True))
-        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), given.__getitem__)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), given.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     return call

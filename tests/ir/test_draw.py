@@ -155,8 +155,9 @@ def test_float64_normals_are_left_to_the_generator():
 
 
 def test_compiled_draws_equal_eager_ones_to_the_last_bit():
-    cases = [("uniform", torch.float64), ("uniform", torch.bfloat16), ("normal", torch.float32), ("bernoulli", torch.bool)]
-    shape, order = [37, 5, 29], [2, 0, 1]  # whole vectors and a rest
+    cases = [("uniform", torch.float64), ("uniform", torch.bfloat16), ("normal", torch.bfloat16)]
+    cases.append(("bernoulli", torch.bool))
+    shape, order = [371, 50, 29], [2, 0, 1]  # whole vectors and a rest; so many that rounding twice shows
     args = {"p": 0.3, "device": CPU, "order": order}
     target = Target("jointtrace.counter_draw.default", draws.counter_draw.default)
     ops, types = [], {"seed": TensorType((), torch.int64)}
@@ -171,3 +172,16 @@ def test_compiled_draws_equal_eager_ones_to_the_last_bit():
         eager = draws.counter_draw(seed, shape, kind, dtype=dtype, **args)
         assert torch.equal(value, eager), (kind, dtype)
         assert value.stride() == eager.stride()
+
+
+def test_the_rounding_of_normal_numbers_outlives_inductors_passes():
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def drawn_and_converted(seed):
+        return drawn(draws.counter_draw, "normal", (8,), seed=seed).to(torch.bfloat16)
+
+    graph = make_fx(drawn_and_converted, decomposition_table=select_decomp_table(), tracing_mode="fake")(seeds()[0])
+    converts = [node for node in joint_graph_passes(graph).graph.nodes if "convert_element_type" in str(node.target)]
+    assert [node.args[1] for node in converts] == [torch.float64, torch.float32, torch.bfloat16]

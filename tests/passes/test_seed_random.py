@@ -1,4 +1,4 @@
-"""seed_random: the text of what it makes, the distribution of what that draws, and whole programs in both front ends."""
+"""seed_random: the text of what it makes, the distribution of what that draws, whole programs in both front ends."""
 from __future__ import annotations
 
 import functools
@@ -123,14 +123,21 @@ def test_each_random_op_keeps_its_distribution_shape_and_dtype(overload, args, m
 
 @pytest.mark.parametrize("op", [
     one(aten.multinomial.default, Var("x"), 4, shape=(4,), dtype=torch.int64, inputs={"x": torch.ones(9)}),
-    one(aten.rand.generator, [4], generator=torch.Generator(), shape=(4,)),
-    one(aten.rand.default, [4], dtype=torch.complex64, shape=(4,)),
+    one(aten.bernoulli.p, Var("x"), 0.5, generator=torch.Generator(), shape=(9,), inputs={"x": torch.ones(9)}),
+    one(aten.randn.default, [4], dtype=torch.complex64, shape=(4,)),
+    one(aten.rand.default, [4], pin_memory=True, shape=(4,)),
     one(aten.randint.low, -(2**62), 2**62, [4], shape=(4,), dtype=torch.int64),
-], ids=["no rule", "own generator", "complex", "too wide"])  # fmt: skip
+], ids=["no rule", "own generator", "complex", "pinned", "too wide"])  # fmt: skip
 def test_what_has_no_rule_stays_as_it_is(op):
     seeded = seed_random(op, fused=always)
     assert seeded.ops == op.ops
     assert not seeded.notes
+
+
+def test_what_the_users_executor_claimed_stays_its_own():
+    trace = parse(DROPOUT)
+    claimed = trace.rebuild([op.replace(tags=op.tags | {Tag.CLAIMED}) for op in trace.ops], by="claimed")
+    assert seed_random(claimed, fused=always).ops == claimed.ops
 
 
 def test_strides_stay_what_the_front_end_was_told():
@@ -192,7 +199,7 @@ def test_a_draw_left_alone_in_the_backward_equals_the_fused_one():
     executors = (TorchCompileExecutor(),)
     halves = pipeline.run(trace, Options(), executors).halves
     assert any(op.target.name == "jointtrace.counter_draw.default" for op in halves.backward.ops)
-    assert not any(op.target.name == "jointtrace.counter_draw.default" for op in halves.forward.ops)
+    assert [op.target.name for op in halves.forward.ops] == ["jointtrace.seeds.default", "torch_compile_0_fw"]
     forward, backward = (compile_trace(link(half, executors, Counters())) for half in (halves.forward, halves.backward))
     z, *kept = forward([torch.ones(33, 5)])
     (d,) = backward([*kept, torch.ones(33, 5)])
