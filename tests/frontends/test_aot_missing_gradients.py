@@ -69,12 +69,11 @@ def test_where_only_what_was_written_to_is_differentiated():
 
 
 def test_where_one_compiled_function_calls_into_another():
-    passing = compile_below_aot(lambda x, w: (x.view(-1), torch.cos(w)))
-    for used, missing in ((0, 1), (1, 0)):
-        given = leaf(4), leaf(4)
-        passing(*sines(*given))[used].sum().backward()
-        assert given[used].grad is not None
-        assert given[missing].grad is None
+    passing = compile_below_aot(lambda x, w, v: (x.view(-1), torch.cos(w), torch.sin(v)))
+    for used in range(3):
+        given = leaf(4), leaf(4), leaf(4)
+        passing(*sines(*given[:2]), given[2])[used].sum().backward()
+        assert [x.grad is not None for x in given] == [i == used for i in range(3)]
 
 
 def test_where_another_path_has_one():
