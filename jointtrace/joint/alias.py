@@ -257,7 +257,7 @@ class Aliases:
         through = own_op(f"view_through_{write.name}", look, (Var(grad),), part, frozenset()).replace(phase=Phase.BW)
         steps: list[Any] = [Get(new, grad), through, Put(write.name, part)]
         if math.prod(map(int, kind.shape)) == math.prod(map(int, whole.shape)):
-            return [*steps, Rest(new, before)]
+            return steps
         rest = walk.fresh(f"d_{before}")
         walk.types[rest] = whole
         zeroed = own_op(f"zero_through_{write.name}", lambda g: zero_through(g, look), (Var(grad),), rest, frozenset())
@@ -333,8 +333,9 @@ def _tensors(bsym: BoundSymbol) -> list[TensorProxy]:
 
 
 def _may_copy(bsym: BoundSymbol) -> bool:
-    return bsym.sym.id is prims.PrimIDs.RESHAPE or bsym.sym in ltorch._syms_that_may_return_views or any(
-        map(_may_copy, bsym.subsymbols))
+    symbol = bsym.sym
+    unknown = symbol.id is prims.PrimIDs.RESHAPE or prims.OpTags.AUTO_REGISTERED in (symbol.tags or ())
+    return unknown or symbol in ltorch._syms_that_may_return_views or any(map(_may_copy, bsym.subsymbols))
 
 
 def _is_inplace(bsym: BoundSymbol) -> bool:

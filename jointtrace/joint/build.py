@@ -156,7 +156,7 @@ class Walk:
 
     def let_nothing_through(self, bsym: BoundSymbol) -> None:
         """Give the operand of a step function zeros for a gradient, as eager does; thunder's rules give none."""
-        if bsym.sym.id not in STEPS or ProxyTag.DETACHED_AUTOGRAD_GRAPH in bsym.output.tags:
+        if bsym.sym.id not in STEPS:
             return
         operand, out = self.name(bsym.args[0]), bsym.output.name
         if operand in self.needs and self.is_float(operand) and self.is_float(out):
@@ -305,8 +305,6 @@ class Walk:
                 self.ops.append(step.rename_inputs(names))
             elif isinstance(step, Get):
                 names[step.grad] = self.grads[step.of] if step.of in self.grads else self.zeros(step.of)
-            elif isinstance(step, Rest):
-                self.replaced.add(step.to)
             elif step.to in self.needs:
                 self.accumulate(step.to, names.get(step.grad, step.grad))
 

@@ -22,6 +22,8 @@ VIEWS = {
     "unsqueeze": lambda y: y.unsqueeze(0)[0, 1:],
     "select": lambda y: y.select(1, 0),
     "permute": lambda y: y.permute(1, 0)[1:3],
+    "moveaxis": lambda y: torch.moveaxis(y, 0, 1)[2],
+    "ravel": lambda y: y.ravel()[3:9],
     "itself": lambda y: y,
 }
 
@@ -301,16 +303,29 @@ def test_contiguous_of_a_contiguous_tensor_is_that_tensor():
     assert_like_eager(program, leaf(3, 4))
 
 
-def test_a_copy_that_was_taken_for_a_view_is_an_error_at_run_time():
+@pytest.mark.parametrize("name", ["reshape", "ravel"])
+def test_a_copy_that_was_taken_for_a_view_is_an_error_at_run_time(name):
     def program(x):
         y = torch.sin(x)
-        y.reshape(-1).mul_(2)
+        flat = y.reshape(-1) if name == "reshape" else y.ravel()
+        flat.mul_(2)
         return y * 2
 
     compiled = jit(program)
     compiled(torch.randn(3, 4))
-    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes in place to a result of reshape"):
+    with pytest.raises(UnsupportedError, match=rf"test_alias.py:\d+ writes in place to a result of {name}"):
         compiled(torch.randn(4, 3).t())
+
+
+def test_a_write_through_a_reshape_and_one_through_a_part_of_it():
+    def program(x):
+        y = torch.sin(x)
+        flat = y.reshape(-1)
+        flat.mul_(2)
+        flat[1:3].mul_(3)
+        return y * y, flat
+
+    assert_like_eager(program, leaf(3, 4))
 
 
 def both_ways(program, make):
@@ -431,3 +446,18 @@ def test_arguments_may_share_memory_that_nobody_writes_to():
 
     a = torch.randn(3, 3)
     assert_like_eager(program, a, a.t(), torch.zeros(1))
+
+
+@pytest.mark.parametrize("look", [lambda y: y.contiguous(), lambda y: y.float(), lambda y: y.ravel()],
+                         ids=["contiguous", "float", "ravel"])
+def test_what_may_be_a_view_is_kept_for_the_backward_when_its_base_is_overwritten(look):
+    def program(x):
+        y = torch.sin(x)
+        saved = look(y).sin()
+        y.mul_(2)
+        return saved.sum() + y.sum()
+
+    x = leaf(3, 4)
+    jit(program)(x).backward()  # eager refuses
+    (expected,) = torch.autograd.grad(x.sin().sin().sum() + 2 * x.sin().sum(), x)
+    torch.testing.assert_close(x.grad, expected)

@@ -111,7 +111,7 @@ def _run(fn: Any, owner: Any, args: Sequence[Any], kwargs: dict[str, Any], loss:
     for name, parameter in owned.named_parameters():
         rows.append((name, parameter.detach()))
         rows.append(_gradient(f"gradient of {name}", parameter))
-    rows += [(name, buffer) for name, buffer in owned.named_buffers()]
+    rows += [(name, buffer.detach(), buffer.requires_grad) for name, buffer in owned.named_buffers()]
     return _Outcome(rows)
 
 
