@@ -108,7 +108,9 @@ def test_in_place_functions_of_the_operator_module_are_opaque(name):
 
 
 @pytest.mark.parametrize(
-    "function", [operator.getitem, operator.mul, operator.invert, operator.is_not, math.floor, torch.sym_max], ids=lambda fn: fn.__name__
+    "function",
+    [operator.getitem, operator.mul, operator.invert, operator.is_not, math.floor, torch.sym_max],
+    ids=lambda fn: fn.__name__,
 )
 def test_functions_on_numbers_have_no_tags(function):
     assert tags_of(function) == frozenset()
