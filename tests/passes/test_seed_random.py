@@ -37,6 +37,14 @@ trace (%x: f32[4, 8]) by=test {
 }
 """
 
+NO_DROPOUT = """
+trace (%x: f32[4, 8]) by=test {
+  fw:
+    (%y: f32[4, 8], %m: b8[4, 8]) = aten.native_dropout.default(%x, 0.25, False)  # [random]
+  return (%y, %m)
+}
+"""
+
 
 def always(op: Op, types: dict[str, Type]) -> bool:
     return True
@@ -77,6 +85,16 @@ def test_what_nothing_fuses_is_drawn_by_a_generator_and_the_trace_says_so():
     seeded = seed_random(parse(DROPOUT), fused=never)
     assert seeded.notes["random"] == "generator"
     assert {op.target.name for op in seeded.ops if "draw" in op.target.name} == {"jointtrace.generator_draw.default"}
+
+
+def test_a_generator_takes_its_seed_from_the_host_so_that_no_device_is_waited_for():
+    on_device = parse(DROPOUT.replace("f32[4, 8]", "f32[4, 8] cuda").replace("b8[4, 8]", "b8[4, 8] cuda"))
+    for fused, device in ((never, "cpu"), (always, "cuda")):
+        seeded = seed_random(on_device, fused=fused)
+        seeds = seeded.ops[0]
+        assert seeds.args == (2, torch.device(device))
+        assert {seeded.types[name].device for name in seeds.outs} == {device}
+        assert {op.kwargs["device"].type for op in seeded.ops if "draw" in op.target.name} == {"cuda"}
 
 
 def test_the_text_parses_back():
@@ -124,10 +142,11 @@ def test_each_random_op_keeps_its_distribution_shape_and_dtype(overload, args, m
 @pytest.mark.parametrize("op", [
     one(aten.multinomial.default, Var("x"), 4, shape=(4,), dtype=torch.int64, inputs={"x": torch.ones(9)}),
     one(aten.bernoulli.p, Var("x"), 0.5, generator=torch.Generator(), shape=(9,), inputs={"x": torch.ones(9)}),
+    parse(NO_DROPOUT),
     one(aten.randn.default, [4], dtype=torch.complex64, shape=(4,)),
     one(aten.rand.default, [4], pin_memory=True, shape=(4,)),
     one(aten.randint.low, -(2**62), 2**62, [4], shape=(4,), dtype=torch.int64),
-], ids=["no rule", "own generator", "complex", "pinned", "too wide"])  # fmt: skip
+], ids=["no rule", "own generator", "no dropout", "complex", "pinned", "too wide"])  # fmt: skip
 def test_what_has_no_rule_stays_as_it_is(op):
     seeded = seed_random(op, fused=always)
     assert seeded.ops == op.ops
@@ -160,8 +179,8 @@ def test_backward_draws_get_seeds_of_their_own():
         %r: f32[3] = aten.rand.default([3])  # [random]
         %z: f32[3] = aten.mul.Tensor(%y, %r)
       bw:
-        %g: f32[3] = get_grad(%z, 0)  # [get_grad]
         %n: f32[3] = aten.rand.default([3])  # [random]
+        %g: f32[3] = get_grad(%z, 0)  # [get_grad]
         %d: f32[3] = aten.mul.Tensor(%g, %n)
       return (%z) grads (%d)
     }""")
