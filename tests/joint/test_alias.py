@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from numerics.oracle import assert_like_eager, jit, leaf
 from torch.utils.checkpoint import checkpoint
 
@@ -461,3 +462,25 @@ def test_what_may_be_a_view_is_kept_for_the_backward_when_its_base_is_overwritte
     jit(program)(x).backward()  # eager refuses
     (expected,) = torch.autograd.grad(x.sin().sin().sum() + 2 * x.sin().sum(), x)
     torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("activate", [F.relu, F.silu, F.leaky_relu], ids=lambda f: f.__name__)
+def test_an_activation_in_place_whose_functional_form_has_a_rule(activate):
+    def program(x):
+        y = torch.sin(x)
+        view = y[1:]
+        activate(y, inplace=True)
+        return view * 2
+
+    assert_like_eager(program, leaf(4))
+
+
+def test_a_custom_function_must_not_write_to_what_it_is_given():
+    class WritingArgument(Writing):
+        @staticmethod
+        def forward(ctx, x):
+            x.mul_(2)
+            return x.sin()
+
+    with pytest.raises(UnsupportedError, match=r"test_alias.py:\d+ writes in place to what it is given"):
+        jit(lambda x: WritingArgument.apply(x))(leaf(4))  # of what is no argument thunder refuses it itself
