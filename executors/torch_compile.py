@@ -187,13 +187,44 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
     fake_mode = detect_fake_mode(examples)
     # a context of its own: AOTAutograd's would take the strides of this region's outputs for those of the whole half
     with _plain_torch(), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
-        graph = joint_graph_passes(with_parts(graph, fake_mode))
+        graph = with_parts(graph, fake_mode)
+        _keep_outputs_apart(graph.graph)
+        graph = joint_graph_passes(graph)
         outputs = graph.graph.output_node()
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))  # type: ignore[arg-type]
         compiled = compile_fx_inner(graph, examples, is_backward=is_backward)
     inner = getattr(compiled, "current_callable", None) or compiled  # without the wrapper for torch's metrics
     calls = any(node.op == "call_function" for node in graph.graph.nodes)
     return inner if calls else _emptying(inner, list(range(len(examples))))
+
+
+def _keep_outputs_apart(graph: torch.fx.Graph) -> None:
+    """Let the first of several outputs that are copies of one value be that value.
+
+    Inductor (torch 2.10 to 2.14) takes away a copy of what is no output itself, and would return one memory twice.
+    """
+    output = graph.output_node()
+    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    owned = {_memory(node) for node in (*graph.find_nodes(op="placeholder"), *outputs)}
+    copies: dict[Any, list[int]] = {}
+    for position, out in enumerate(outputs):
+        origin = out
+        while isinstance(origin, torch.fx.Node) and origin.target is torch.ops.aten.clone.default:
+            origin = origin.args[0]
+        if origin is not out and _memory(origin) not in owned:
+            copies.setdefault(origin, []).append(position)
+    for origin, positions in copies.items():
+        value = origin.meta["val"]
+        alike = [p for p in positions if outputs[p].meta["val"].stride() == value.stride()]
+        if len(positions) > 1 and alike:
+            copy = outputs[alike[0]]
+            outputs = [origin if out is copy else out for out in outputs]
+    output.args = (tuple(outputs),)
+
+
+def _memory(node: Any) -> int | None:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _functional_graph(fn: Callable[..., tuple[Any, ...]], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:

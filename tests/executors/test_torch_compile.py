@@ -375,3 +375,13 @@ def test_without_a_compiler_it_says_what_to_install(python):
         "print(TorchCompileExecutor().unavailable())"
     )
     assert "no C++ compiler; install one" in done.stdout
+
+
+@pytest.mark.parametrize("outputs", [["v", "b"], ["b", "v"], ["v", "b", "c"], ["a", "v"], ["b", "s"]], ids=str)
+def test_copies_of_one_value_stay_apart(outputs):
+    # Inductor alone returns one memory for `v` and `b`: it takes away both copies of what is no output itself
+    ops = (
+        op(torch.add, Var("x"), 1.5, out="a"), op(torch.clone, Var("a"), out="v"), op(torch.clone, Var("v"), out="b"),
+        op(torch.clone, Var("a"), out="c"), op(torch.sin, Var("v"), out="s"))
+    compare(ops, {"x": rand(3, 4)}, outputs)
+    compare(ops, {"x": rand(4, 3).t()}, outputs)
