@@ -189,13 +189,15 @@ def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], *, is_ba
     with _plain_torch(), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
         graph = with_parts(graph, fake_mode)
         _keep_outputs_apart(graph.graph)
+        shared = _outputs_that_share(graph.graph)
         graph = joint_graph_passes(graph)
         outputs = graph.graph.output_node()
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))  # type: ignore[arg-type]
         compiled = compile_fx_inner(graph, examples, is_backward=is_backward)
     inner = getattr(compiled, "current_callable", None) or compiled  # without the wrapper for torch's metrics
     calls = any(node.op == "call_function" for node in graph.graph.nodes)
-    return inner if calls else _emptying(inner, list(range(len(examples))))
+    run = inner if calls else _emptying(inner, list(range(len(examples))))
+    return _with_aliases(run, shared) if shared else run
 
 
 def _keep_outputs_apart(graph: torch.fx.Graph) -> None:
@@ -220,6 +222,25 @@ def _keep_outputs_apart(graph: torch.fx.Graph) -> None:
             copy = outputs[alike[0]]
             outputs = [origin if out is copy else out for out in outputs]
     output.args = (tuple(outputs),)
+
+
+def _outputs_that_share(graph: torch.fx.Graph) -> list[int]:
+    """Return the positions of the outputs that share memory with an input."""
+    inputs = {_memory(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    outputs: Any = graph.output_node().args[0]
+    return [position for position, out in enumerate(outputs) if _memory(out) in inputs]
+
+
+def _with_aliases(run: Boxed, shared: list[int]) -> Boxed:
+    """Return `run` with new tensors where Inductor may return an input itself: that has a history of its own."""
+
+    def with_aliases(args: list[Any]) -> Sequence[Any]:
+        outputs = list(run(args))
+        for position in shared:
+            outputs[position] = outputs[position].detach()
+        return tuple(outputs)
+
+    return with_aliases
 
 
 def _memory(node: Any) -> int | None:

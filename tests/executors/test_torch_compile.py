@@ -385,3 +385,14 @@ def test_copies_of_one_value_stay_apart(outputs):
         op(torch.clone, Var("a"), out="c"), op(torch.sin, Var("v"), out="s"))
     compare(ops, {"x": rand(3, 4)}, outputs)
     compare(ops, {"x": rand(4, 3).t()}, outputs)
+
+
+def test_an_alias_of_an_input_is_a_tensor_of_its_own():
+    ops = (op(torch.detach, Var("x"), out="d"), op(torch.sin, Var("d"), out="s"), op(torch.cos, Var("s"), out="c"))
+    x = rand(3).requires_grad_()
+    compiled = EXECUTOR.compile(region(ops, {"x": x}, ["d", "c"]))
+    with torch.no_grad():
+        alias, _ = compiled(x)
+    assert alias is not x
+    assert alias.data_ptr() == x.data_ptr()
+    assert not alias.requires_grad
