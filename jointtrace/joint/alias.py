@@ -66,6 +66,7 @@ class Memory:
         self.pending: Write | None = None
         self.has_history = False  # whether autograd sees one of the writes
         self.current: dict[Path, str] = {}
+        self.apart: dict[Path, str] = {}  # of a detached alias that was written to: what it has its own gradient from
 
 
 class Aliases:
@@ -94,11 +95,16 @@ class Aliases:
         memory = self.memory.get(self.root.get(name, name))
         if memory is None or self.seen.get(name, 0) == memory.version:
             return name
-        path = self.path.get(name, ())
+        return self.newest_at(memory, self.path.get(name, ()))
+
+    def newest_at(self, memory: Memory, path: Path) -> str:
+        """Return what a chain of views shows now."""
         start = next((n for n in range(len(path), 0, -1) if path[:n] in memory.current), 0)
         current = memory.current[path[:start]] if start else self.newest_whole(memory)
         for end, look in enumerate(path[start:], start + 1):
             current = self.replay(look, current)
+            if path[:end] in memory.apart:
+                self.link(current, memory.apart[path[:end]])
             memory.current[path[:end]] = current
         return current
 
@@ -187,38 +193,64 @@ class Aliases:
 
     def write(self, bsym: BoundSymbol) -> None:
         """Add a `copy_`; its result is the value that what it writes to has from now on."""
-        walk = self.walk
-        out, target = bsym.output.name, walk.name(bsym.args[1])
+        target = self.walk.name(bsym.args[1])
         root, path = self.root.get(target, target), self.path.get(target, ())
         memory = self.memory.setdefault(root, Memory(root))
+        hidden = self.is_hidden(bsym)
+        own = max((i + 1 for i, look in enumerate(path) if look.detached), default=0)
+        apart = None  # the detached alias that is written to through a view of it, where it has a gradient
+        if 0 < own < len(path) and (path[:own] in memory.apart or self.walk.name(bsym.args[0]) in self.walk.needs):
+            apart = self.newest_at(memory, path[:own])
+            self.read(bsym.flat_proxy_args)
         if memory.pending is not None and memory.pending.path != path:
             self.newest_whole(memory)
-        detached = self.is_detached(bsym, path)
-        # thunder would refuse at run time what is no leaf, but looks like one where gradients are off
-        unchecked = bsym.from_bsym(kwargs={**bsym.kwargs, "grad_enabled": False})
-        walk.instantiate(unchecked, walk.template(unchecked, None, True))
-        value, grad = walk.name(bsym.args[0]), f"cotangent of {out}"
-        if value in walk.needs and not detached and walk.is_float(out):
-            walk.needs.add(out)
-            walk.backward.append([Get(out, grad), Put(value, grad)])
-        if target in walk.needs:
-            walk.needs.add(out)
-            walk.backward.append([Get(out, grad), Put(target, grad)] if detached else [Rest(out, target)])
-        memory.version += 1
-        memory.has_history |= not detached
-        memory.current = {path: out}
-        self.place(out, root, path)
+        self.copy(bsym, hidden)
+        memory.has_history |= not (hidden or own)
+        shown = bsym.output.name
+        self.show(memory, shown, root, path)
+        if apart is not None:
+            shown, path = self.refresh(apart, Write(shown, path[own:], bsym, hidden)), path[:own]
+            self.show(memory, shown, root, path)
+        if own and shown in self.walk.needs:
+            memory.apart[path] = shown
         if path:
-            memory.pending = Write(out, path, bsym, detached)
+            memory.pending = Write(shown, path, bsym, hidden or own > 0)
             if all(look.certain for look in path):
                 self.newest_whole(memory)
         else:
-            memory.whole, memory.pending = out, None
+            memory.whole, memory.pending = shown, None
 
-    def is_detached(self, bsym: BoundSymbol, path: Path) -> bool:
+    def show(self, memory: Memory, name: str, root: str, path: Path) -> None:
+        """Let `name` be what a chain of views shows after a write; nothing else is known to be new."""
+        memory.version += 1
+        memory.current = {path: name}
+        self.place(name, root, path)
+
+    def copy(self, bsym: BoundSymbol, hidden: bool) -> None:
+        """Add a `copy_` with its gradient: to the value that is written, or to what was there if autograd sees none."""
+        walk = self.walk
+        # thunder would refuse at run time what is no leaf, but looks like one where gradients are off
+        unchecked = bsym.from_bsym(kwargs={**bsym.kwargs, "grad_enabled": False})
+        walk.instantiate(unchecked, walk.template(unchecked, None, True))
+        out, value, target = bsym.output.name, walk.name(bsym.args[0]), walk.name(bsym.args[1])
+        if value in walk.needs and not hidden and walk.is_float(out):
+            self.link(out, value)
+        if target in walk.needs and hidden:
+            self.link(out, target)
+        elif target in walk.needs:
+            walk.needs.add(out)
+            walk.backward.append([Rest(out, target)])
+
+    def link(self, name: str, source: str) -> None:
+        """Let the cotangent of one value go to another one as it is."""
+        grad = f"cotangent of {name}"
+        self.walk.needs.add(name)
+        self.walk.backward.append([Get(name, grad), Put(source, grad)])
+
+    def is_hidden(self, bsym: BoundSymbol) -> bool:
         """Whether autograd does not see a write."""
         enabled = bsym.kwargs.get("grad_enabled", bsym.args[2] if len(bsym.args) > 2 else True)
-        return not enabled or bsym.output.name in self.effects or any(look.detached for look in path)
+        return not enabled or bsym.output.name in self.effects
 
     def written_arguments(self) -> tuple[str, ...]:
         """Return the arguments whose memory was written to."""

@@ -230,6 +230,19 @@ def test_a_write_to_a_detached_alias_changes_the_value_and_not_the_gradient():
     assert_like_eager(program, leaf(4, 2))
 
 
+@pytest.mark.parametrize("look", [lambda v: v, lambda v: v[1:], lambda v: v.t()], ids=["itself", "a part", "turned"])
+def test_a_detached_alias_has_the_gradient_of_what_is_written_to_it(look):
+    def program(x, w):
+        y = x * 3
+        alias = y.detach()
+        part = look(alias)
+        part.mul_(look(w))
+        y.add_(1)
+        return alias * 2, part.sin(), y
+
+    assert_like_eager(program, leaf(4, 4), leaf(4, 4))
+
+
 def test_a_detached_alias_of_an_argument_is_the_argument():
     def program(x):
         x.detach().mul_(2)
