@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-import thunder
 from thunder.core.compile_data import _compile_data, get_compile_data, get_compile_option
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.trace import TraceCtx
@@ -263,14 +262,11 @@ def _del_last_used(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _connect(original: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[int, Record | None] = {}
-
     @functools.wraps(original)
     def connect_to_autograd(*, backward_fn: Callable[..., Any], **kwargs: Any) -> None:
-        record = backward_fn.__dict__.get(ATTRIBUTE, known)
-        if record is known:
-            record = _record_behind(backward_fn)
-            backward_fn.__dict__[ATTRIBUTE] = record
+        if ATTRIBUTE not in backward_fn.__dict__:
+            backward_fn.__dict__[ATTRIBUTE] = _record_behind(backward_fn)
+        record: Record | None = backward_fn.__dict__[ATTRIBUTE]
         if record is None:
             return original(backward_fn=backward_fn, **kwargs)
         return connect(
@@ -309,4 +305,3 @@ PATCHES = (
     Patch("thunder", "connect_to_autograd", _connect),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
 )
-assert thunder

@@ -26,13 +26,11 @@ from thunder.core.proxies import (
 )
 from thunder.core.pytree import tree_flatten_with_dataclass, tree_map
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
-from thunder.core.trace import TraceCtx, tracectx
 from thunder.distributed.prims import PrimIDs as DistributedIDs
 from thunder.extend import TemporaryExecutor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import ObjectType, Op, Phase, ScalarType, Source, Tag, Target, TensorType, Type, Var, map_leaves
-from jointtrace.ir.trace import Trace
 
 NUMBER_PROXIES = {"int": IntegerProxy, "bool": IntegerProxy, "float": FloatProxy, "complex": ComplexProxy}
 UNTAGGED_RANDOM = frozenset({prims.PrimIDs.RANDN, prims.PrimIDs.RANDINT})  # thunder tags other random prims
@@ -303,7 +301,3 @@ def swap_tree(tree: Any, names: Mapping[str, Proxy]) -> Any:
 def flat_proxies(tree: Any) -> list[Any]:
     """Return the leaves of a thunder pytree, dataclasses opened."""
     return tree_flatten_with_dataclass(tree)[0]
-
-
-__all__ = ["ProxyTable", "Trace", "TraceCtx", "flat_proxies", "swap_tree", "to_bound_symbol", "to_op", "torch",
-           "tracectx", "types_of"]
