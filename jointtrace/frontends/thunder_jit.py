@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+import torch
 from thunder.core.compile_data import _compile_data, get_compile_data, get_compile_option
 from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.options import CACHE_OPTIONS, resolve_cache_option
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 from thunder.extend import Executor as ThunderExecutor
 from thunder.extend import FusionExecutor, OperatorExecutor, get_default_executors, resolve_executors
@@ -29,6 +33,7 @@ from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 from jointtrace.frontends.thunder_traces import (
+    ALIASES_LEFT,
     backward_trace,
     forward_trace,
     half_stage_trace,
@@ -36,6 +41,7 @@ from jointtrace.frontends.thunder_traces import (
     stage_trace,
 )
 from jointtrace.joint.build import Joint, build_joint
+from jointtrace.joint.places import note_place
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
 from jointtrace.options import Options
@@ -49,7 +55,6 @@ from jointtrace.runtime.split import Halves
 
 OPTION = "delay_trace_split"
 DETAILS = "jointtrace"
-ALIASES_LEFT = "skip_inplace_alias_updates"  # in-place operations come as the user wrote them
 ATTRIBUTE = "jointtrace_record"  # on our traces, and on the function behind a backward trace
 
 
@@ -85,9 +90,18 @@ def _jit(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = options_of(options)
         resolve(ours.executors if ours else None)  # so that an unknown or unavailable one is an error here
         given = resolve_executors(executors if executors is not None else _default_operators())
-        return original(fn, executors=(*given, OPERATORS), **{**options, ALIASES_LEFT: True})
+        return original(fn, executors=(*given, OPERATORS), **{**options, "cache": _exact(options.get("cache"))})
 
     return jit
+
+
+def _exact(cache: Any) -> Any:
+    """Return thunder's cache option; gradients of thunder's experimental symbolic sizes are wrong for other sizes."""
+    if resolve_cache_option(cache) is not CACHE_OPTIONS.SYMBOLIC_VALUES:
+        return cache
+    warnings.warn('jointtrace compiles for the values it is given: cache="symbolic values" works as "constant values"',
+                  stacklevel=3)
+    return CACHE_OPTIONS.CONSTANT_VALUES
 
 
 def _default_operators() -> tuple[ThunderExecutor, ...]:
@@ -252,6 +266,24 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     return checkpoint
 
 
+def _insert_alias_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In-place operations come to us as the user wrote them; which arguments share memory stays part of the cache."""
+
+    @functools.wraps(original)
+    def insert_alias_updates(trace: TraceCtx, *args: Any) -> TraceCtx:
+        return original(trace, *args) if _active_options() is None else trace
+
+    return insert_alias_updates
+
+
+def _tensorproxy(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def tensorproxy(tensor: torch.Tensor, /, **kwargs: Any) -> TensorProxy:
+        return note_place(original(tensor, **kwargs), tensor)
+
+    return tensorproxy
+
+
 def _del_last_used(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def del_last_used(trace: TraceCtx, **kwargs: Any) -> TraceCtx:
@@ -296,6 +328,8 @@ def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch("thunder.core.module.ThunderModule", "set_buffer", _set_buffer),
     Patch("thunder", "jit", _jit),
+    Patch("thunder.core.proxies", "tensorproxy", _tensorproxy),
+    Patch("thunder", "insert_alias_updates", _insert_alias_updates),
     Patch("thunder.transforms.autodiff", "grad_transform_on_trace", _grad_transform),
     Patch("thunder.executors.passes", "_transform_for_operator_executor_execution", _keep),
     Patch("thunder.distributed.utils", "maybe_sort_waits", _sort_waits),

@@ -20,8 +20,11 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import TensorType, Var
 from jointtrace.ir.trace import Trace
 from jointtrace.joint.build import Joint, Written
+from jointtrace.joint.places import place_of
 from jointtrace.joint.symbols import ProxyTable, flat_proxies, swap_tree, to_bound_symbol
 from jointtrace.runtime.split import Halves
+
+ALIASES_LEFT = "skip_inplace_alias_updates"  # thunder's option: then its cache does not tell which arguments are one
 
 
 class StageTrace(TraceCtx):
@@ -101,7 +104,7 @@ def forward_trace(computation: TraceCtx, halves: Halves, joint: Joint) -> TraceC
 
 def _checks(unpacked: Sequence[BoundSymbol], written: Written) -> list[BoundSymbol]:
     """Return the symbol that refuses a call in which an argument cannot be written to as it would be in eager."""
-    if not written.arguments:
+    if not (written.arguments or written.repeated):
         return []
     tensors = [bsym.output for bsym in unpacked if isinstance(bsym.output, TensorProxy)]
     symbol = Symbol("check_written", meta=lambda *_: None)
@@ -112,7 +115,14 @@ def _checks(unpacked: Sequence[BoundSymbol], written: Written) -> list[BoundSymb
 def _written_check(names: Sequence[str], written: Written) -> Callable[..., None]:
     def check_written(*given: torch.Tensor) -> None:
         owner: dict[int, str] = {}
-        for name, tensor in zip(names, given, strict=True):
+        tensors = dict(zip(names, given, strict=True))
+        for name, tensor in tensors.items():
+            same = written.repeated.get(name)
+            if same is not None:
+                if place_of(tensor) != place_of(tensors[same]):
+                    raise UnsupportedError(f"compiled where arguments {same} and {name} were one tensor, called where "
+                                           f"they are two; pass a clone, and leave out {ALIASES_LEFT}")
+                continue
             other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
             if other != name and (name in written.arguments or other in written.arguments):
                 raise UnsupportedError(f"arguments {other} and {name} share memory, and the function writes in place "

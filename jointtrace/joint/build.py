@@ -28,9 +28,10 @@ from jointtrace.errors import UnsupportedError, VerifyError
 from jointtrace.ir.op import Op, Phase, Source, Tag, Target, TensorType, Type, Var
 from jointtrace.ir.trace import Trace
 from jointtrace.joint.alias import Aliases, writes
-from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, rule_of
+from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, merged, rule_of
 from jointtrace.joint.limits import check_rule
 from jointtrace.joint.overwritten import keep_overwritten
+from jointtrace.joint.places import repeated
 from jointtrace.joint.symbols import IN_CHECKPOINT, flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
@@ -44,14 +45,16 @@ class Written:
     """The arguments that are written to in place.
 
     Attributes:
-        arguments: all of them; they must share memory with no other argument.
+        arguments: all of them; they must share memory with no other argument but those in `repeated`.
         differentiable: those that hold a value with a gradient in the end; they must be no leaves that require one.
         positions: where these are among the outputs of the joint trace.
+        repeated: by argument an earlier one that must be the same tensor.
     """
 
     arguments: tuple[str, ...]
     differentiable: tuple[str, ...]
     positions: frozenset[int]
+    repeated: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class Walk:
         self.used: set[str] = {*self.types, *computation.names}
         self.counts: dict[str, int] = {}
         self.aliases = Aliases(self)
+        self.repeated = repeated(self.inputs) if self.aliases.active else {}
+        self.names.update(self.repeated)
 
     # forward
 
@@ -188,6 +193,7 @@ class Walk:
     def template(self, bsym: BoundSymbol, rule: Callable[..., Any] | None, shareable: bool) -> Template:
         """Return the expansion of a symbol, shared with every equal call."""
         tags = frozenset({Tag.RECOMPUTE}) if BoundSymbolTag.RECOMPUTE_IN_BACKWARD in bsym.tags else frozenset()
+        bsym = merged(bsym, self.names)
         if not (shareable and is_library_symbol(bsym)):
             return expand(bsym, rule, self.executors, tags)
         key = (call_key(bsym, self.names)[0], rule is None)
@@ -262,7 +268,8 @@ class Walk:
         trace = Trace(tuple(p.name for p in self.inputs), (), flat, grads, self.types)
         trace = keep_overwritten(trace.rebuild(placed(live(self.ops, grads)), by="build_joint"))
         written = Written(self.aliases.written_arguments(), tuple(histories), frozenset(
-            position for position, out in enumerate(flat) if isinstance(out, Var) and out.name in histories.values()))
+            position for position, out in enumerate(flat) if isinstance(out, Var) and out.name in histories.values()),
+            self.repeated)
         return Joint(trace, self.names, differentiable, written)
 
     def seed(self, name: str, position: int) -> None:

@@ -13,16 +13,18 @@ from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core import prims
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls, backward_impls
-from thunder.extend import Executor, get_executor
+from thunder.extend import Executor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
+from jointtrace.joint.by_autograd import rule_by_autograd
 from jointtrace.joint.claim import Claims
+from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
 
 Rule = Callable[..., Any]
@@ -71,11 +73,13 @@ def rule_of(bsym: BoundSymbol) -> tuple[Rule | None, bool]:
     An executor of the user that runs the symbol but has no gradient rule for it gets ours behind it.
     """
     rule, executor = _get_gradfn_and_executor(bsym)
-    ours = get_executor("jointtrace") if rule is None else None
-    if ours is not None and ours.can_execute(bsym):
-        rule = ours.get_grad_transform(bsym.sym)
+    if rule is None and OPERATORS.can_execute(bsym):
+        rule = OPERATORS.get_grad_transform(bsym.sym)
     if rule is not None:
         return rule, executor is None or executor.name in OWN_EXECUTORS
+    rule = rule_by_autograd(bsym)
+    if rule is not None:
+        return rule, True
     forward = augmented_forward_impls.get(bsym.sym.id)
     if forward is None:
         return None, True
@@ -124,6 +128,17 @@ def call_key(bsym: BoundSymbol, names: dict[str, str]) -> tuple[Hashable, tuple[
 
     key = hashable(map_leaves(leaf_key, (bsym.args, dict(bsym.kwargs))))
     return (bsym.sym, key, frozenset(bsym.tags)), tuple(slots)
+
+
+def merged(bsym: BoundSymbol, names: dict[str, str]) -> BoundSymbol:
+    """Return `bsym` with one proxy for operands that `names` calls alike: a tensor, and what was written to it."""
+    first: dict[str, Proxy] = {}
+    same = {}
+    for proxy in bsym.flat_proxy_args:
+        held = first.setdefault(names.get(proxy.name, proxy.name), proxy)
+        if held.name != proxy.name:
+            same[variableify(proxy)] = held
+    return bsym.from_bsym_swap_proxies(same) if same else bsym
 
 
 def is_library_symbol(bsym: BoundSymbol) -> bool:

@@ -16,14 +16,13 @@ from thunder.core import dtypes, prims
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
 from thunder.executors import torchex
-from thunder.extend import OperatorExecutor, get_executor, register_executor
+from thunder.extend import OperatorExecutor
 
 ATEN = torch.ops.aten
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 KEEP = (prims.OpTags.DONT_AUTO_RECOMPUTE_IN_BACKWARD,)
 
-OPERATORS: Any = get_executor("jointtrace") or OperatorExecutor("jointtrace", version=1)
-register_executor(OPERATORS)
+OPERATORS: Any = OperatorExecutor("jointtrace", version=1)  # not registered: thunder's list of executors stays its own
 
 
 def _like(tensor: TensorProxy, shape: Sequence[int] | None = None, dtype: Any = None) -> TensorProxy:

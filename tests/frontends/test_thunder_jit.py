@@ -54,6 +54,20 @@ def test_the_option_is_known_to_thunder():
     assert "delay_trace_split" not in str(thunder.last_compile_options(compiled) or "Unused")
 
 
+def test_symbolic_values_are_compiled_as_the_constants_they_are():
+    def program(x, n):
+        return x.reshape(n, -1).mean(0) * n
+
+    with pytest.warns(UserWarning, match='cache="symbolic values" works as "constant values"'):
+        compiled = jit(program, cache="symbolic values")
+    for x, n in ((leaf(2, 6), 3), (leaf(2, 6), 4), (leaf(5, 4), 2)):
+        assert_like_eager(program, x, n, compiled=compiled)
+
+
+def test_thunders_list_of_executors_stays_its_own():
+    assert "jointtrace" not in {executor.name for executor in thunder.get_all_executors()}
+
+
 @pytest.mark.parametrize(("options", "accepted"), [
     ({"delay_trace_split": "yes"}, "accepted: True, False"),
     ({"delay_trace_split": 1}, "accepted: True, False"),

@@ -440,7 +440,7 @@ def test_a_program_without_writes_has_no_ops_for_them():
     assert "refresh" not in jointtrace.dump(compiled)
 
 
-@pytest.mark.parametrize("other", [lambda b: b, lambda b: b[:2], lambda b: b.t()], ids=["itself", "a part", "turned"])
+@pytest.mark.parametrize("other", [lambda b: b[:2], lambda b: b.t()], ids=["a part", "turned"])
 def test_a_written_argument_must_not_share_memory_with_another(other):
     def program(x, a, b):
         a.mul_(2)
