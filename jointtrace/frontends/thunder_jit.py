@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from thunder.core.compile_data import _compile_data, get_compile_data, get_compile_option
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.options import CACHE_OPTIONS, resolve_cache_option
+from thunder.core.options import CACHE_OPTIONS
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 from thunder.extend import Executor as ThunderExecutor
@@ -97,7 +97,7 @@ def _jit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _exact(cache: Any) -> Any:
     """Return thunder's cache option; gradients of thunder's experimental symbolic sizes are wrong for other sizes."""
-    if resolve_cache_option(cache) is not CACHE_OPTIONS.SYMBOLIC_VALUES:
+    if cache is not CACHE_OPTIONS.SYMBOLIC_VALUES and str(cache).lower() != "symbolic values":
         return cache
     warnings.warn('jointtrace compiles for the values it is given: cache="symbolic values" works as "constant values"',
                   stacklevel=3)
