@@ -22,7 +22,6 @@ from thunder.extend import Executor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
-from jointtrace.joint.by_autograd import rule_by_autograd
 from jointtrace.joint.claim import Claims
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
@@ -77,9 +76,6 @@ def rule_of(bsym: BoundSymbol) -> tuple[Rule | None, bool]:
         rule = OPERATORS.get_grad_transform(bsym.sym)
     if rule is not None:
         return rule, executor is None or executor.name in OWN_EXECUTORS
-    rule = rule_by_autograd(bsym)
-    if rule is not None:
-        return rule, True
     forward = augmented_forward_impls.get(bsym.sym.id)
     if forward is None:
         return None, True
