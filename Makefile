@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TAG := $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-torch$(TORCH)-$(TAG)
 
-.PHONY: demo test lint clean
+.PHONY: demo test thunder-suite lint clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -18,6 +18,23 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# thunder's own tests, without and with jointtrace's option; what ran before is not run again.
+SUITE := .venv-thunder-suite
+
+thunder-suite: $(SUITE)/.ready-torch$(PINNED_TORCH)-$(TAG)
+	rm -rf build $(SUITE)/wheel
+	$(SUITE)/bin/python -m pip wheel --no-deps --wheel-dir $(SUITE)/wheel .
+	$(SUITE)/bin/python -m pip uninstall --yes jointtrace
+	$(SUITE)/bin/python -m pip install "torch==$(PINNED_TORCH)" \
+	  -r tests/conformance/thunder_suite/requirements.txt $(SUITE)/wheel/*.whl
+	$(SUITE)/bin/python tests/conformance/thunder_suite/run.py $(SUITE)/results --jobs $(JOBS)
+
+$(SUITE)/.ready-torch$(PINNED_TORCH)-$(TAG): tests/conformance/thunder_suite/requirements.txt
+	$(PYTHON) -m venv --clear $(SUITE)
+	$(SUITE)/bin/python -m pip install --upgrade "pip>=23"
+	$(SUITE)/bin/python -m pip install "torch==$(PINNED_TORCH)" -r $<
+	@touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
