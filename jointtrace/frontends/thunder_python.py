@@ -1,0 +1,88 @@
+"""Python as thunder's interpreter should run it: what it does otherwise changes the branch a program takes, silently.
+
+Each patch falls through to thunder's own where the compile option is absent. Holds for lightning-thunder 0.2.6.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from thunder.core.compile_data import get_compile_data
+from thunder.core.dtypes import dtype as ThunderDtype
+from thunder.core.dtypes import to_torch_dtype
+from thunder.core.interpreter import (
+    ProvenanceRecord,
+    PseudoInst,
+    _interpret_call,
+    default_lookaside,
+    unwrap,
+    wrap,
+)
+from thunder.core.jit_ext import is_created_during_tracing
+from thunder.core.proxies import TensorProxy
+
+from jointtrace.compat.patching import Patch
+
+OPTION = "delay_trace_split"
+
+
+def _active() -> bool:
+    data = get_compile_data()
+    return data is not None and OPTION in data.compile_options
+
+
+def _getattr(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder gives a tensor's dtype as its own, which equals no torch dtype: `x.dtype == torch.float32` is False."""
+
+    @functools.wraps(original)
+    def getattr_lookaside(obj: Any, name: Any, *default: Any) -> Any:
+        value = original(obj, name, *default)
+        if isinstance(unwrap(obj), TensorProxy) and _active():
+            found = unwrap(value)
+            if isinstance(found, ThunderDtype):
+                return wrap(to_torch_dtype(found), provenance=value.provenance)
+        return value
+
+    return getattr_lookaside
+
+
+def _object_setattr(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder records the first attribute written to an object, and loses the next."""
+
+    @functools.wraps(original)
+    def setattr_lookaside(obj: Any, name: Any, value: Any) -> Any:
+        attributes = obj.attribute_wrappers.get("__dict__")
+        if attributes is None or attributes.original_value is attributes.nothing or not _active():
+            return original(obj, name, value)
+        return _interpret_call(lambda d, n, v: d.__setitem__(n, v), attributes, name, value)
+
+    return setattr_lookaside
+
+
+def _dict_setitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder takes a module that the program makes for one that it was given, and writes its buffers back."""
+
+    @functools.wraps(original)
+    def setitem_lookaside(d: Any, key: Any, value: Any) -> Any:
+        if _active() and _made_by_program(d.provenance):
+            plain = default_lookaside(dict.__setitem__)
+            assert plain is not None
+            return plain(d, key, value)
+        return original(d, key, value)
+
+    return setitem_lookaside
+
+
+def _made_by_program(provenance: ProvenanceRecord) -> bool:
+    """Say whether something is, or is reached from, an object that the traced program made."""
+    while provenance.inst in (PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR):
+        provenance = provenance.inputs[0]
+    return is_created_during_tracing(provenance)
+
+
+PATCHES = (
+    Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _dict_setitem, item=lambda: dict.__setitem__),
+    Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _getattr, item=lambda: getattr),
+    Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _object_setattr, item=lambda: object.__setattr__),
+)

@@ -1,0 +1,86 @@
+"""Programs that ask for dtypes, write attributes and make modules while they are traced run as in Python."""
+from __future__ import annotations
+
+import thunder
+import torch
+from numerics.oracle import assert_like_eager, leaf
+
+
+def test_a_dtype_equals_itself():
+    def double_if_float(x):
+        return x * (2 if x.dtype == torch.float32 else 3)
+
+    assert_like_eager(double_if_float, leaf(4))
+
+
+def test_a_dtype_is_found_in_a_tuple_and_in_a_dict():
+    def scaled(x):
+        return x * {torch.float32: 2, torch.float64: 3}[x.dtype] * (5 if x.dtype in (torch.half, torch.float32) else 7)
+
+    assert_like_eager(scaled, leaf(4))
+
+
+def test_a_dtype_is_the_one_that_torch_has():
+    def scaled(x):
+        return x * (2 if x.dtype is torch.float32 and x.dtype.is_floating_point else 3)
+
+    assert_like_eager(scaled, leaf(4))
+
+
+def test_a_dtype_can_be_handed_on():
+    def converted(x, y):
+        return y.to(x.dtype) * x, torch.zeros(2, dtype=x.dtype)
+
+    assert_like_eager(converted, leaf(4), leaf(4, dtype=torch.float64))
+
+
+class _Counter:
+    count = 0
+    kept: object = None
+
+
+def test_the_last_value_written_to_an_attribute_is_kept():
+    counter = _Counter()
+
+    def counted_twice(x):
+        counter.count = counter.count + 1
+        y = x * counter.count
+        counter.count = counter.count + 1
+        return y * counter.count
+
+    compiled = thunder.jit(counted_twice, delay_trace_split=True, jointtrace={"executors": ("eager",)})
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [2, 12, 30]
+    assert counter.count == 6
+
+
+def test_an_attribute_may_hold_anything_until_it_is_set_back():
+    counter = _Counter()
+
+    def collected(x):
+        counter.kept = {"x": [x]}
+        y = x * len(counter.kept)
+        counter.kept = None
+        return y
+
+    assert_like_eager(collected, leaf(4))
+    assert counter.kept is None
+
+
+class _MakesItsLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        return torch.nn.CrossEntropyLoss()(self.linear(x), labels)
+
+
+def test_a_module_with_buffers_may_be_made_by_the_program():
+    assert_like_eager(_MakesItsLoss(), torch.randn(2, 4), torch.tensor([0, 2]))
+
+
+def test_without_the_option_thunder_is_as_it_was():
+    def equal(x):
+        return x.dtype == torch.float32
+
+    assert not thunder.jit(equal)(torch.ones(1))
