@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -32,8 +32,6 @@ from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
-from jointtrace.frontends.thunder_python import OPTION
-from jointtrace.frontends.thunder_python import PATCHES as PYTHON_PATCHES
 from jointtrace.frontends.thunder_traces import (
     ALIASES_LEFT,
     backward_trace,
@@ -43,6 +41,7 @@ from jointtrace.frontends.thunder_traces import (
     stage_trace,
 )
 from jointtrace.joint.build import Joint, build_joint
+from jointtrace.joint.lookasides import lookaside
 from jointtrace.joint.places import note_place
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
@@ -55,6 +54,7 @@ from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record, add_record
 from jointtrace.runtime.split import Halves
 
+OPTION = "delay_trace_split"
 DETAILS = "jointtrace"
 ATTRIBUTE = "jointtrace_record"  # on our traces, and on the function behind a backward trace
 
@@ -316,6 +316,17 @@ def _record_behind(backward_fn: Callable[..., Any]) -> Record | None:
     return getattr(behind, ATTRIBUTE, None)
 
 
+def _lookaside(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def general_jit_lookaside(fn: Any, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+        ours = None
+        if isinstance(fn, Hashable) and _active_options() is not None and fn not in OPERATORS._lookasides:
+            ours = lookaside(fn, (*args, *kwargs.values()))
+        return ours or original(fn, *args, **kwargs)
+
+    return general_jit_lookaside
+
+
 def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
     """thunder calls a buffer of the root module ".name", and never finds again what it was set to."""
 
@@ -329,6 +340,7 @@ def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch("thunder.core.module.ThunderModule", "set_buffer", _set_buffer),
     Patch("thunder", "jit", _jit),
+    Patch("thunder.core.jit_ext", "general_jit_lookaside", _lookaside),
     Patch("thunder.core.proxies", "tensorproxy", _tensorproxy),
     Patch("thunder", "insert_alias_updates", _insert_alias_updates),
     Patch("thunder.transforms.autodiff", "grad_transform_on_trace", _grad_transform),
@@ -339,5 +351,4 @@ PATCHES = (
     Patch("thunder.executors.passes", "del_last_used", _del_last_used),
     Patch("thunder", "connect_to_autograd", _connect),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
-    *PYTHON_PATCHES,
 )

@@ -225,7 +225,8 @@ class Walk:
             [self.renamed(step, template, names, wishes).replace(source=late) if isinstance(step, Op)
              else self._renamed_end(step, names) for step in template.backward])
         if any(isinstance(step, Put) and step.to in self.needs for step in self.backward[-1]):
-            self.needs.update(name for name in outs if self.is_float(name))
+            read = {step.of for step in self.backward[-1] if isinstance(step, Get)}
+            self.needs.update(name for name in outs if self.is_float(name) and name in read)
         else:
             self.backward.pop()
 
@@ -319,7 +320,7 @@ class Walk:
         """Return zeros of the type of `name`: the cotangent of a result that nothing differentiable uses."""
         kind = self.types[name]
         assert isinstance(kind, TensorType)
-        return self.emit(lambda p: ltorch.zeros(*p._shape, device=p.device, dtype=p.dtype), name, like=name)
+        return self.emit(lambda p: ltorch.zeros(p._shape, device=p.device, dtype=p.dtype), name, like=name)
 
     def emit(self, fn: Callable[..., Any], *operands: str, like: str) -> str:
         """Add the backward ops of `fn`, a function of thunder proxies, on some values; return its result."""

@@ -22,6 +22,7 @@ from thunder.extend import Executor
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
+from jointtrace.joint.by_autograd import rule_by_autograd
 from jointtrace.joint.claim import Claims
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
@@ -74,6 +75,8 @@ def rule_of(bsym: BoundSymbol) -> tuple[Rule | None, bool]:
     rule, executor = _get_gradfn_and_executor(bsym)
     if rule is None and OPERATORS.can_execute(bsym):
         rule = OPERATORS.get_grad_transform(bsym.sym)
+    if executor is None:
+        rule = rule_by_autograd(bsym) or rule
     if rule is not None:
         return rule, executor is None or executor.name in OWN_EXECUTORS
     forward = augmented_forward_impls.get(bsym.sym.id)

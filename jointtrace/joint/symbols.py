@@ -231,7 +231,7 @@ def to_op(bsym: BoundSymbol, tags: frozenset[Tag], source: Source | None, phase:
     """Return a claimed bound symbol as an op; `tags` are those of the symbol it was claimed from."""
     executor, fn = bsym.sym.executor, callable_of(bsym)
     foreign = executor is not None and executor.name not in OWN_EXECUTORS
-    if foreign or (isinstance(fn, functools.partial) and fn.func is ltorch._vjp_impl):  # the latter runs autograd
+    if foreign or getattr(fn, "runs_autograd", getattr(fn, "func", None) is ltorch._vjp_impl):
         tags |= {Tag.CLAIMED, Tag.COMPUTE_BOUND}
     return Op(
         Target(target_name(bsym), fn), to_vars(bsym.args), to_vars(bsym.kwargs), out_vars(bsym.output),

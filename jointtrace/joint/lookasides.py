@@ -1,0 +1,135 @@
+"""Torch functions that thunder does not know, or not in this use, while it traces: one op that calls them.
+
+They must not draw random numbers, write to their arguments or return sizes that depend on values. Gradients are those
+of `by_autograd`.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import thunder.torch as ltorch
+import torch
+from thunder.core import jit_ext, prims
+from thunder.core.interpreter import interpreter_needs_wrap, is_opaque
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.pytree import tree_flatten, tree_unflatten
+from thunder.core.symbol import Symbol
+from thunder.core.trace import get_tracectx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from jointtrace.errors import UnsupportedError
+from jointtrace.joint.by_autograd import OURS, faked, flat_outputs, here, printed
+from jointtrace.joint.rules import OPERATORS
+
+Fn = Callable[..., Any]
+CANNOT = (NotImplementedError, TypeError, RuntimeError, ValueError, AttributeError, LookupError, ArithmeticError,
+          AssertionError)  # what thunder raises where it knows a function, but not this use of it
+WRONG_IN_THUNDER = frozenset({  # padding of pools, sizes that do not divide, running statistics, `unbiased`
+    torch.var_mean,
+    torch.nn.functional.instance_norm,
+    torch.nn.functional.max_pool1d,
+    torch.nn.functional.max_pool2d,
+    torch.nn.functional.max_pool3d,
+    torch.nn.functional.upsample_nearest,
+})
+
+
+def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return what thunder's interpreter calls instead of `fn`; None where thunder does well by itself.
+
+    Args:
+        fn: what the program calls.
+        arguments: thunder's wrapped positional arguments.
+    """
+    if fn is torch._ops.OpOverloadPacket.__call__:
+        return _prepared(_call_overloaded) if arguments[0].value not in ltorch._torch_to_thunder_function_map else None
+    known = ltorch._torch_to_thunder_function_map.get(fn)
+    if fn in WRONG_IN_THUNDER:
+        chosen = operator(fn)
+    elif isinstance(known, Symbol):
+        chosen = with_autograd_behind(known, fn)
+    elif _is_unknown_to_thunder(fn) and any(map(_holds_tensor, arguments)):
+        chosen = operator(fn)
+    else:
+        return None
+    return _prepared(chosen)
+
+
+def _call_overloaded(packet: Any, *args: Any, **kwargs: Any) -> Any:
+    return operator(packet)(*args, **kwargs)
+
+
+@functools.cache
+def _prepared(chosen: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped = interpreter_needs_wrap(jit_ext.record_source_loc_in_symbol_header(chosen))
+    return jit_ext.ensure_recursive_proxies(wrapped)
+
+
+def _is_unknown_to_thunder(fn: Any) -> bool:
+    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    return module.startswith("torch") and not module.startswith("torch._C.") and is_opaque(fn) and (
+        fn not in jit_ext._general_jit_lookaside_map and not fn.__name__.startswith("__"))
+
+
+def _holds_tensor(argument: Any) -> bool:
+    value = argument.value
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(item, TensorProxy) for item in items)
+
+
+@functools.cache
+def operator(fn: Fn) -> Symbol:
+    """Return a symbol that computes a torch function which thunder does not know."""
+    module = getattr(fn, "__module__", None) or "torch.Tensor"
+    name = getattr(fn, "__name__", type(fn).__name__)
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            raise UnsupportedError(f"{name}{here()} with out=...; write with copy_ what it returns")
+        with faked(name, args, kwargs) as (leaves, fake_args, fake_kwargs):
+            outputs = fn(*fake_args, **fake_kwargs)
+            _note_views(name, symbol, leaves, flat_outputs(outputs))
+        flat, spec = tree_flatten(tuple(outputs) if isinstance(outputs, tuple) else outputs)
+        return tree_unflatten([ltorch._fake_type_to_thunder(leaf) for leaf in flat], spec)
+
+    meta.__dict__["__torchfn"] = fn
+    symbol = Symbol(name, meta, id=f"{OURS}{module}.{name}", is_prim=True, tags=(prims.OpTags.AUTO_REGISTERED,))
+    runs = OPERATORS.register_operator(printed(f"{module}.{name}"), meta=meta, fn=fn)
+    OPERATORS.register_implementation(symbol, runs)
+    return symbol
+
+
+def _note_views(name: str, symbol: Symbol, given: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Say of a symbol that its results look at its first tensor, which in-place operations must know."""
+    storages = [t.untyped_storage()._cdata for t in given if isinstance(t, FakeTensor)]
+    seen = {o.untyped_storage()._cdata for o in outputs if isinstance(o, FakeTensor)}.intersection(storages)
+    if seen and seen != {storages[0]}:
+        raise UnsupportedError(f"{name}{here()} returns views of several arguments; clone them first")
+    if seen:
+        ltorch._syms_returning_views.add(symbol)
+
+
+@functools.cache
+def with_autograd_behind(symbol: Symbol, fn: Fn) -> Callable[..., Any]:
+    """Return a call of thunder's `symbol` for `fn`; where thunder cannot do what is asked, torch does."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        trace: Any = get_tracectx()
+        depth, length = len(trace.scopes), len(trace.peek_scope())
+        try:
+            return symbol(*args, **kwargs)
+        except UnsupportedError:
+            raise
+        except CANNOT as error:
+            del trace.scopes[depth:], trace.peek_scope()[length:]
+            if not any(isinstance(leaf, Proxy) for leaf in tree_flatten((args, kwargs))[0]):
+                raise
+            try:
+                return operator(fn)(*args, **kwargs)
+            except UnsupportedError as ours:
+                raise ours from error
+
+    return call
