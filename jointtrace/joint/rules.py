@@ -202,8 +202,8 @@ def _attention(
 ) -> TensorProxy:
     mask = attn_mask
     if mask is not None and dtypes.is_boolean_dtype(mask.dtype):
-        zero = ltorch.zeros((), device=query.device, dtype=query.dtype)
-        mask = ltorch.where(mask, zero, -math.inf)
+        kept, hidden = (ltorch.full((), fill, device=query.device, dtype=query.dtype) for fill in (0.0, -math.inf))
+        mask = ltorch.where(mask, kept, hidden)  # a number in place of a tensor would make it float32
     out, statistics = attention_forward(query, key, value, mask, is_causal, scale)
     grads = attention_backward(get_grad(out), query, key, value, out, statistics, mask, is_causal, scale)
     for operand, grad in zip((query, key, value), grads, strict=True):

@@ -65,6 +65,12 @@ def test_attention_in_bfloat16():
     assert uses_kernel(assert_like_eager(program, *qkv(dtype=torch.bfloat16), rtol=2e-2, atol=2e-2))
 
 
+def test_attention_in_bfloat16_with_a_boolean_mask():
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    program = lambda q, k, v: attention(q, k, v, attn_mask=mask)  # noqa: E731
+    assert uses_kernel(assert_like_eager(program, *qkv(dtype=torch.bfloat16), rtol=2e-2, atol=2e-2))
+
+
 def test_attention_of_transposed_tensors():
     def heads_last(q, k, v):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
