@@ -17,7 +17,7 @@ from typing import Any
 
 import thunder.torch as ltorch
 from thunder.core import prims
-from thunder.core.dtypes import to_dtype
+from thunder.core.dtypes import is_inexact_dtype, to_dtype
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx, tracectx
@@ -35,7 +35,8 @@ from jointtrace.joint.places import repeated
 from jointtrace.joint.symbols import IN_CHECKPOINT, flat_proxies, proxy_of, source_of, type_of, where
 
 SKIPPED = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT, prims.PrimIDs.DEL})
-STEPS = frozenset({prims.PrimIDs.FLOOR, prims.PrimIDs.CEIL})
+STEPS = frozenset({prims.PrimIDs.FLOOR, prims.PrimIDs.CEIL, prims.PrimIDs.ROUND, prims.PrimIDs.TRUNC,
+                   ltorch.bernoulli.id})
 EFFECTS = frozenset({Tag.MUTATES, Tag.COLLECTIVE, Tag.OPAQUE})
 Step = Op | Get | Put | Rest
 
@@ -156,6 +157,8 @@ class Walk:
     def is_differentiable(self, bsym: BoundSymbol) -> bool:
         """Whether a gradient flows through a symbol."""
         if bsym.sym.name == "detach" or not any(self.name(p) in self.needs for p in bsym.flat_proxy_args):
+            return False
+        if bsym.sym.id in STEPS or (bsym.flat_proxy_outs and not any(map(_may_have_gradient, bsym.flat_proxy_outs))):
             return False
         return not is_constant_for_vjp(bsym)
 
@@ -360,6 +363,10 @@ class Walk:
         return name
 
 
+
+
+def _may_have_gradient(proxy: Proxy) -> bool:
+    return isinstance(proxy, TensorProxy) and is_inexact_dtype(proxy.dtype)
 
 
 def live(ops: Sequence[Op], grads: Sequence[Var | None]) -> list[Op]:
