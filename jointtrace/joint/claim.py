@@ -95,7 +95,9 @@ class Claims:
         results = [p for p in flat_proxies(result) if isinstance(p, Proxy)]
         if len(outs) != len(results):
             raise UnsupportedError(f"{bsym.sym.name} ({where(bsym)}) has {len(outs)} results, but its implementation "
-                                   f"or gradient rule returns {len(results)}")
+                                   f"or gradient rule returns {len(results)}. The number of outputs of the gradient "
+                                   "transform function must be the same as the number of outputs of the original "
+                                   "forward function.")
         made = {name for op in ops for name in op.outs}
         names: dict[str, str] = {}
         copies: list[Op] = []

@@ -110,8 +110,8 @@ def _paired_rule(bsym: BoundSymbol, forward: Rule, backward: Rule) -> Rule:
 def _check_count(bsym: BoundSymbol, operands: Sequence[Any], grads: Sequence[Any]) -> None:
     tensors = sum(isinstance(operand, TensorProxy) for operand in operands)
     if not tensors <= len(grads) <= len(operands):
-        raise UnsupportedError(f"the backward of {bsym.sym.name} ({where(bsym)}) returns {len(grads)} gradients for "
-                               f"{tensors} tensors among {len(operands)} arguments")
+        raise UnsupportedError(f"Backward for {bsym.sym.name} returned {len(grads)} value(s), but expected {tensors} "
+                               f"({where(bsym)}): one gradient for each tensor, or for each argument")
 
 
 def call_key(bsym: BoundSymbol, names: dict[str, str]) -> tuple[Hashable, tuple[str, ...]]:

@@ -6,6 +6,7 @@ import thunder
 import torch
 import torch.nn.functional as F
 from numerics.oracle import assert_like_eager, jit, leaf, plain_sum
+from thunder.core.prims import get_grad, put_grad
 from thunder.core.trace import from_trace
 from thunder.core.transform_common import Transform
 from thunder.extend import OperatorExecutor
@@ -352,3 +353,18 @@ def test_a_second_derivative_raises():
 def test_arguments_that_do_not_reach_the_output_get_none():
     assert_like_eager(lambda x, y: torch.sin(y), leaf(3), torch.randn(3))
     assert_like_eager(lambda x, y: torch.sin(y), leaf(3), leaf(3))
+
+
+def test_a_gradient_rule_with_too_few_results_is_refused_in_thunders_words():
+    executor = OperatorExecutor("of_two_results", version=1)
+    meta = lambda x: (thunder.TensorProxy(like=x), thunder.TensorProxy(like=x))  # noqa: E731
+    operator = executor.register_operator("two_results", meta=meta, fn=lambda x: (x + 0, x + 1))
+
+    def rule(x):
+        first, _ = operator(x)
+        put_grad(x, get_grad(first))
+        return first
+
+    executor.register_implementation(operator, operator, grad_transform=rule)
+    with pytest.raises(UnsupportedError, match=r"has 2 results, .* returns 1. The number of outputs of the gradient"):
+        jit(lambda x: operator(x), executors=[executor])(leaf(2))

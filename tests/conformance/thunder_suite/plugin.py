@@ -16,12 +16,12 @@ import numpy
 import pytest
 import torch
 from compare import read_lines
+from torch.utils._pytree import tree_leaves
 
 import jointtrace  # noqa: F401  before thunder, which it repairs
 
 import thunder  # isort: skip
 from thunder.core import transforms  # isort: skip
-from thunder.core.pytree import tree_flatten  # isort: skip
 
 import jointtrace.frontends.thunder_jit as front_end  # isort: skip
 
@@ -77,16 +77,21 @@ def joint_grad(compiled: Callable[..., Any]) -> Callable[..., list[torch.Tensor]
     """
 
     def gradients(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        found = compiled(*args, **kwargs)
-        outputs = [t for t in tree_flatten(found)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
-        inputs = tree_flatten((args, kwargs))[0]
+        outputs = [out for out in tree_leaves(compiled(*args, **kwargs)) if _has_gradient(out)]
+        inputs = tree_leaves((args, kwargs))
         if isinstance(compiled, thunder.ThunderModule):
             _, inputs, _ = thunder.compile_data(compiled).get_computation_and_inputs(*args, **kwargs)
-        inputs = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
-        ones = [torch.ones_like(t) for t in outputs]
-        return [g for g in torch.autograd.grad(outputs, inputs, ones, allow_unused=True) if g is not None]
+        inputs = [given for given in inputs if _has_gradient(given)]
+        found = torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs], allow_unused=True)
+        first = {id(given): position for position, given in reversed(list(enumerate(inputs)))}
+        return [grad if first[id(given)] == position else torch.zeros_like(grad)  # of a tied parameter, added up later
+                for position, (given, grad) in enumerate(zip(inputs, found, strict=True)) if grad is not None]
 
     return gradients
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
