@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.joint.rules import OPERATORS
+from jointtrace.joint.symbols import type_of
 
 Fn = Callable[..., Any]
 Rule = Callable[..., Any]
@@ -38,10 +39,10 @@ DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 PRIMS: dict[Any, Fn] = {
     prims.PrimIDs.FLIP: torch.flip,
-    prims.PrimIDs.LERP: torch.lerp,
     prims.PrimIDs.MINIMUM: torch.minimum,
     prims.PrimIDs.NEXTAFTER: torch.nextafter,
     prims.PrimIDs.REMAINDER: torch.remainder,
+    prims.PrimIDs.UNFOLD: torch.Tensor.unfold,
 }
 
 
@@ -68,6 +69,9 @@ class _Watch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise UnsupportedError(f"{self.name}{here()} draws random numbers, and thunder has no rule that keeps them "
                                    "for the backward; multiply by a mask made with torch.rand, or use dropout")
+        if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
+            raise UnsupportedError(f"{self.name}{here()} writes to running statistics; use torch.nn.functional."
+                                   "batch_norm")  # the operator's schema does not say so
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, FakeTensor) and value.untyped_storage()._cdata in self.given:
@@ -84,7 +88,7 @@ def here() -> str:
 
 def _fake_of(leaf: Any) -> Any:
     if isinstance(leaf, TensorProxy):
-        fake = ltorch._get_fake_arg(leaf)
+        fake: Any = ltorch._get_fake_arg(leaf)
         return fake.requires_grad_(leaf.requires_grad and (fake.is_floating_point() or fake.is_complex()))
     try:
         return ltorch._get_fake_arg(leaf)
@@ -118,6 +122,8 @@ def _probe(name: str, fn: Fn, args: Any, kwargs: Any) -> tuple[list[int], list[i
     """Return the positions of flat arguments that get a gradient, and of the flat outputs that have one."""
     with faked(name, args, kwargs) as (leaves, fake_args, fake_kwargs):
         outputs = flat_outputs(fn(*fake_args, **fake_kwargs))
+        if any(isinstance(out, FakeTensor) and out.layout is not torch.strided for out in outputs):
+            raise UnsupportedError(f"{name} returns a sparse tensor; leave it out of the compiled function")
         outs = [i for i, out in enumerate(outputs) if isinstance(out, FakeTensor) and out.requires_grad]
         ins = [i for i, leaf in enumerate(leaves) if isinstance(leaf, FakeTensor) and leaf.requires_grad]
         if not outs or not ins:
@@ -125,12 +131,16 @@ def _probe(name: str, fn: Fn, args: Any, kwargs: Any) -> tuple[list[int], list[i
         chosen = [outputs[i] for i in outs]
         grads = torch.autograd.grad(chosen, [leaves[i] for i in ins], [torch.empty_like(o) for o in chosen],
                                     allow_unused=True)
-    return [i for i, grad in zip(ins, grads, strict=True) if grad is not None], outs
+    reached = [i for i, grad in zip(ins, grads, strict=True) if grad is not None]
+    if not reached:
+        raise UnsupportedError(f"{name} returns what requires a gradient but gives none; detach it")
+    return reached, outs
 
 
 def _autocast(args: Any, kwargs: Any) -> tuple[str, torch.dtype, bool]:
     """Return device, dtype and whether autocast is on around the call: what the forward runs under, and its rerun."""
-    device = next((str(t.device.type) for t in tree_flatten((args, kwargs))[0] if isinstance(t, TensorProxy)), "cpu")
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, TensorProxy)]
+    device = torch.device(type_of(tensors[0]).device).type
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
 
@@ -152,8 +162,13 @@ def _vjp_meta(autocast: Any, args: Any, kwargs: Any, ins: Any, outs: Any, *cotan
 
 
 def printed(name: str) -> str:
-    """Return the name of a torch function as one Python name."""
-    return re.sub(r"\W", "_", name)
+    """Return the name of a torch function as one Python name that no other operator of ours has."""
+    name = wish = re.sub(r"\W", "_", name)
+    count = 1
+    while name in OPERATORS.opmap:
+        count += 1
+        name = f"{wish}_{count}"
+    return name
 
 
 @functools.cache
@@ -161,7 +176,7 @@ def rule_for(name: str, fn: Fn, symbol: Symbol) -> Rule:
     """Return the gradient rule of `symbol`, which computes `fn`."""
     run = functools.partial(_vjp, fn)
     run.runs_autograd = True  # type: ignore[attr-defined]  so that no executor traces it
-    vjp = OPERATORS.register_operator(f"{printed(name)}_vjp", meta=_vjp_meta, fn=run)
+    vjp = OPERATORS.register_operator(printed(f"{name}_vjp"), meta=_vjp_meta, fn=run)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         result = symbol(*args, **kwargs)
@@ -184,4 +199,4 @@ def rule_by_autograd(bsym: BoundSymbol) -> Rule | None:
     fn = PRIMS.get(symbol.id) if isinstance(symbol.id, prims.PrimIDs) else SYMBOLS.get(str(symbol.id))
     if fn is None and prims.OpTags.AUTO_REGISTERED in (symbol.tags or ()):
         fn = getattr(symbol.meta, "__torchfn", None)
-    return None if fn is None else rule_for(str(symbol.id).removeprefix(OURS), fn, symbol)
+    return None if fn is None else rule_for(str(symbol.id).rpartition(":")[2], fn, symbol)

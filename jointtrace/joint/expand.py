@@ -147,7 +147,7 @@ def is_library_symbol(bsym: BoundSymbol) -> bool:
 
 def expand(bsym: BoundSymbol, rule: Rule | None, executors: Sequence[Executor], tags: frozenset[Tag]) -> Template:
     """Return the template of `bsym`: by its gradient `rule`, or its forward alone where `rule` is None."""
-    operands = tuple(dict.fromkeys(p.name for p in bsym.flat_proxy_args))
+    operands = call_key(bsym, {})[1]  # not thunder's order: it sorts keyword arguments
     outputs = tuple(p.name for p in bsym.flat_proxy_outs)
     scratch = TraceCtx(None)
     scratch.names = set(names_in(bsym))

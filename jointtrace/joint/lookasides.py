@@ -26,14 +26,24 @@ from jointtrace.joint.rules import OPERATORS
 Fn = Callable[..., Any]
 CANNOT = (NotImplementedError, TypeError, RuntimeError, ValueError, AttributeError, LookupError, ArithmeticError,
           AssertionError)  # what thunder raises where it knows a function, but not this use of it
-WRONG_IN_THUNDER = frozenset({  # padding of pools, sizes that do not divide, running statistics, `unbiased`
-    torch.var_mean,
+WRONG_IN_THUNDER = frozenset({  # values: padded windows, sizes that do not divide, running statistics, weights
+    torch.native_batch_norm,
+    torch.atleast_2d,
+    torch.atleast_3d,
+    torch.lerp,
+    torch.take_along_dim,
+    torch.nn.functional.binary_cross_entropy_with_logits,
     torch.nn.functional.instance_norm,
+    torch.nn.functional.interpolate,
     torch.nn.functional.max_pool1d,
     torch.nn.functional.max_pool2d,
     torch.nn.functional.max_pool3d,
     torch.nn.functional.upsample_nearest,
 })
+WRONG_IF_UNBIASED = frozenset({torch.std, torch.var, torch.std_mean, torch.var_mean})
+
+if ltorch.unfold.id == "torch.nn.functional.unfold":  # thunder takes Tensor.unfold for its namesake
+    object.__setattr__(ltorch.unfold, "id", "torch.Tensor.unfold")
 
 
 def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
@@ -46,8 +56,11 @@ def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
     if fn is torch._ops.OpOverloadPacket.__call__:
         return _prepared(_call_overloaded) if arguments[0].value not in ltorch._torch_to_thunder_function_map else None
     known = ltorch._torch_to_thunder_function_map.get(fn)
-    if fn in WRONG_IN_THUNDER:
+    unbiased = fn in WRONG_IF_UNBIASED and any(isinstance(argument.value, bool) for argument in arguments)
+    if fn in WRONG_IN_THUNDER or unbiased:
         chosen = operator(fn)
+    elif fn is torch.nn.functional.dropout:
+        chosen = _dropout
     elif isinstance(known, Symbol):
         chosen = with_autograd_behind(known, fn)
     elif _is_unknown_to_thunder(fn) and any(map(_holds_tensor, arguments)):
@@ -59,6 +72,11 @@ def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
 
 def _call_overloaded(packet: Any, *args: Any, **kwargs: Any) -> Any:
     return operator(packet)(*args, **kwargs)
+
+
+def _dropout(a: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """thunder's dropout; where all is dropped, thunder returns zeros without a gradient, eager zeros with one."""
+    return ltorch.mul(a, 0.0) if training and p == 1 else ltorch.dropout(a, p, training, inplace)
 
 
 @functools.cache
@@ -82,8 +100,8 @@ def _holds_tensor(argument: Any) -> bool:
 @functools.cache
 def operator(fn: Fn) -> Symbol:
     """Return a symbol that computes a torch function which thunder does not know."""
-    module = getattr(fn, "__module__", None) or "torch.Tensor"
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = fn.__name__ or "operator"
+    unique = printed(_full_name(fn))
 
     def meta(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("out") is not None:
@@ -95,10 +113,17 @@ def operator(fn: Fn) -> Symbol:
         return tree_unflatten([ltorch._fake_type_to_thunder(leaf) for leaf in flat], spec)
 
     meta.__dict__["__torchfn"] = fn
-    symbol = Symbol(name, meta, id=f"{OURS}{module}.{name}", is_prim=True, tags=(prims.OpTags.AUTO_REGISTERED,))
-    runs = OPERATORS.register_operator(printed(f"{module}.{name}"), meta=meta, fn=fn)
+    runs = OPERATORS.register_operator(unique, meta=meta, fn=fn)
+    symbol = Symbol(name, meta, id=f"{OURS}{unique}:{_full_name(fn)}", is_prim=True,
+                    tags=(prims.OpTags.AUTO_REGISTERED,))
     OPERATORS.register_implementation(symbol, runs)
     return symbol
+
+
+def _full_name(fn: Any) -> str:
+    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return f"torch.ops.{fn}"
+    return f"{getattr(fn, '__module__', None) or 'torch.Tensor'}.{fn.__name__ or 'operator'}"
 
 
 def _note_views(name: str, symbol: Symbol, given: Sequence[Any], outputs: Sequence[Any]) -> None:
