@@ -20,9 +20,12 @@ from thunder.core.interpreter import (
     wrap,
 )
 from thunder.core.jit_ext import is_created_during_tracing
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.trace import get_tracectx
 
 from jointtrace.compat.patching import Patch
+from jointtrace.errors import UnsupportedError
+from jointtrace.joint.symbols import where
 
 OPTION = "delay_trace_split"
 
@@ -81,7 +84,33 @@ def _made_by_program(provenance: ProvenanceRecord) -> bool:
     return is_created_during_tracing(provenance)
 
 
+def _bool(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder takes a number that the program computes, as `x.sum().item() > 0`, for False."""
+
+    @functools.wraps(original)
+    def bool_lookaside(value: Any) -> Any:
+        number = unwrap(value)
+        if isinstance(number, NumberProxy) and _active() and _is_computed(number):
+            place = next(filter(None, map(where, reversed(get_tracectx().bound_symbols))), "no source known")
+            raise UnsupportedError(f"conversion to bool is not allowed on dynamic proxy {number.name}: the program "
+                                   f"branches on a number that it computes ({place}); use torch.where, or compile the "
+                                   "parts before and after it")
+        return original(value)
+
+    return bool_lookaside
+
+
+def _is_computed(number: NumberProxy) -> bool:
+    """Say whether a number is unknown before the program runs, or is made of one that is."""
+    for bsym in reversed(get_tracectx().bound_symbols):
+        if any(out.name == number.name for out in bsym.flat_proxy_outs):
+            operands = (number, *bsym.flat_proxy_args)
+            return any(isinstance(operand, NumberProxy) and operand.value is None for operand in operands)
+    return number.value is None
+
+
 PATCHES = (
+    Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _bool, item=lambda: bool),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _dict_setitem, item=lambda: dict.__setitem__),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _getattr, item=lambda: getattr),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _object_setattr, item=lambda: object.__setattr__),

@@ -1,9 +1,13 @@
 """Programs that ask for dtypes, write attributes and make modules while they are traced run as in Python."""
 from __future__ import annotations
 
+import pytest
 import thunder
 import torch
-from numerics.oracle import assert_like_eager, leaf
+from numerics.oracle import assert_like_eager, jit, leaf
+from thunder.core.interpreter import InterpreterError
+
+from jointtrace.errors import UnsupportedError
 
 
 def test_a_dtype_equals_itself():
@@ -84,3 +88,17 @@ def test_without_the_option_thunder_is_as_it_was():
         return x.dtype == torch.float32
 
     assert not thunder.jit(equal)(torch.ones(1))
+
+
+def test_a_branch_on_a_number_that_the_program_computes_is_refused():
+    def shifted(x):
+        if x[0].item() > 5:
+            return x + 1
+        return x * 2
+
+    with pytest.raises((UnsupportedError, InterpreterError), match=r"branches on a number .*test_thunder_python"):
+        jit(shifted)(torch.tensor([9.0, 1.0]))
+
+
+def test_a_branch_on_a_number_that_is_known_is_taken():
+    assert_like_eager(lambda x, n: x + 1 if n > 5 and x.shape[0] * 2 > 3 else x * 2, leaf(2), 6)
