@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from jointtrace.executors.base import Executor
-from jointtrace.ir.op import Op, Tag, Type
+from jointtrace.ir.op import Op, Type
 from jointtrace.ir.trace import Trace
 from jointtrace.ir.verify import verify
 from jointtrace.options import Options
@@ -26,7 +26,7 @@ from jointtrace.regions.fuse import fuse
 from jointtrace.runtime.split import Halves, depends, split
 
 Executors = Sequence[Executor]
-Pass = Callable[[Trace, Executors], Trace]
+Pass = Callable[[Trace, Executors, Options], Trace]
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,24 @@ class Compiled:
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("group_get_grad", lambda trace, _: group_get_grad(trace)),
+    ("group_get_grad", lambda trace, *_: group_get_grad(trace)),
     # before recompute: repeated values would each be weighed, and saved, on their own
-    ("cse", lambda trace, _: cse(trace)),
+    ("cse", lambda trace, *_: cse(trace)),
     # after cse, which leaves ops that nothing reads; before recompute: what a dead op reads would be saved
-    ("dce", lambda trace, _: dce(trace)),
+    ("dce", lambda trace, *_: dce(trace)),
     # after dce: a dead draw needs no seed; before recompute: what is drawn from a seed can be computed again
-    ("seed_random", lambda trace, executors: seed_random(trace, fused=partial(_fused, executors))),
+    ("seed_random", lambda trace, executors, _: seed_random(trace, fused=partial(_fused, executors))),
     # before fuse: what a region makes inside itself can no longer be saved or left out
-    ("recompute", lambda trace, executors: recompute(trace, cheap=_cheap(trace, executors))),
+    ("recompute", lambda trace, executors, options: recompute(
+        trace, fused=in_loops(trace, executors), budget=options.memory_budget, policy=options.policy)),
     # after recompute: forward ops that only the backward read are dead now, and a region would still compute them
-    ("dce", lambda trace, _: dce(trace)),
-    ("fuse", fuse),
+    ("dce", lambda trace, *_: dce(trace)),
+    ("fuse", lambda trace, executors, _: fuse(trace, executors)),
 )
 ON_HALVES: tuple[tuple[str, Pass], ...] = (
     # after split: a half must not compute or be handed what only the other one needed
-    ("dce", lambda trace, _: dce(trace)),
-    ("fuse", fuse),
+    ("dce", lambda trace, *_: dce(trace)),
+    ("fuse", lambda trace, executors, _: fuse(trace, executors)),
 )
 
 
@@ -88,7 +89,7 @@ def run(
         VerifyError: a pass made a trace that breaks an invariant; the message starts with its name.
         UnsupportedError: the program cannot be compiled.
     """
-    recorder = _Recorder(on_stage)
+    recorder = _Recorder(options, on_stage)
     recorder.record("joint", trace, 0.0, check=_check_joint)
     if "fuse" in options.disable:
         executors = ()
@@ -115,13 +116,13 @@ def _apply_to_halves(recorder: _Recorder, name: str, step: Pass, halves: Halves,
     return replace(halves, forward=forward, backward=backward)
 
 
-def _cheap(trace: Trace, executors: Executors) -> Callable[[Op], bool]:
-    """Views cost nothing; what a fusing executor claims costs little next to the memory it would be read from."""
+def in_loops(trace: Trace, executors: Executors) -> Callable[[Op], bool]:
+    """Return what says of an op of `trace` whether an executor would compile it with others."""
 
-    def cheap(op: Op) -> bool:
-        return Tag.VIEW in op.tags or _fused(executors, op, trace.types)
+    def fused(op: Op) -> bool:
+        return _fused(executors, op, trace.types)
 
-    return cheap
+    return fused
 
 
 def _fused(executors: Executors, op: Op, types: Mapping[str, Type]) -> bool:
@@ -134,14 +135,15 @@ def _check_joint(trace: Trace, name: str) -> None:
 
 
 class _Recorder:
-    def __init__(self, on_stage: Callable[[Stage], None] | None) -> None:
+    def __init__(self, options: Options, on_stage: Callable[[Stage], None] | None) -> None:
         self.stages: list[Stage] = []
+        self._options = options
         self._on_stage = on_stage
 
     def apply(self, name: str, step: Pass, trace: Trace, executors: Executors) -> Trace:
         """Run one pass and record what it made."""
         start = perf_counter()
-        result = step(trace, executors)
+        result = step(trace, executors, self._options)
         self.record(name, result, perf_counter() - start)
         return result
 

@@ -185,7 +185,7 @@ def test_stages_hold_what_each_pass_made_and_took():
 
 
 def test_a_pass_that_breaks_the_trace_is_named_and_its_work_was_recorded(monkeypatch):
-    def lose_the_first_op(trace: Trace, executors: object) -> Trace:
+    def lose_the_first_op(trace: Trace, *_: object) -> Trace:
         return trace.rebuild(trace.ops[1:], by="cse")
 
     passes = tuple((name, lose_the_first_op if name == "cse" else step) for name, step in PASSES)

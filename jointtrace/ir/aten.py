@@ -30,6 +30,15 @@ def tags_of(target: Any) -> frozenset[Tag]:
     return frozenset() if _works_on_scalars(target) else frozenset({Tag.OPAQUE})
 
 
+def is_random(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call of an operator that may draw random numbers does: not one whose `dropout_p` is zero."""
+    for position, argument in enumerate(overload._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
 def writes_of(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the values that a call of a torch operator writes to, each once, in argument order."""
     if not isinstance(overload, torch._ops.OpOverload):

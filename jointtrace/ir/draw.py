@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 MASK = 0xFFFFFFFF
 SECOND_WORD = 0x9E3779B9  # 2**32 divided by the golden ratio: told apart from the first word's key in every byte
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # random bits of a uniform number
+HASH_OPERATIONS, NORMAL_OPERATIONS = 6, 900
 LARGEST_NORMAL = 6.0  # more than a normal number made of 24 bits can be
 
 SIGNATURE = (
@@ -104,6 +106,16 @@ RUN_AS_THEY_STAND = (torch.ops.jointtrace.seeds.default, torch.ops.jointtrace.ge
 def counter_draws(kind: str, dtype: torch.dtype) -> bool:
     """Whether `counter_draw` makes numbers of this kind and dtype as finely grained as torch does."""
     return kind in ("bernoulli", "bits") or (dtype in DIGITS and (kind, dtype) != ("normal", torch.float64))
+
+
+def operations(target: Any, args: tuple[Any, ...]) -> float:
+    """Return how many elementwise ops a draw is worth for each element; 1 where `target` is no draw.
+
+    Measured in a compiled loop beside `exp` (0.13 ns): 0.7 ns for a hash, 114 ns for a normal number.
+    """
+    if target not in (torch.ops.jointtrace.counter_draw.default, torch.ops.jointtrace.generator_draw.default):
+        return 1
+    return NORMAL_OPERATIONS if "normal" in args else HASH_OPERATIONS
 
 
 def _in_order(

@@ -5,6 +5,7 @@ index in `trace.ops`; what the caller gets (outputs and grads) is read at positi
 """
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain
@@ -54,6 +55,16 @@ def needed(trace: Trace, roots: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def hint(size: Size) -> int:
+    """Return a size as a number: the one that was seen where it is unknown."""
+    return size if isinstance(size, int) else size.hint
+
+
+def numel(type_: Type | None) -> int:
+    """Return the elements of a tensor; 0 for what is no tensor."""
+    return math.prod(map(hint, type_.shape)) if isinstance(type_, TensorType) else 0
+
+
 def nbytes(type_: Type) -> int:
     """Return the bytes of memory that a value of this type spans; 0 for what is no tensor, symbols count by their hint.
 
@@ -61,12 +72,12 @@ def nbytes(type_: Type) -> int:
     """
     if not isinstance(type_, TensorType):
         return 0
-    shape = [_hint(size) for size in type_.shape]
+    shape = [hint(size) for size in type_.shape]
     items = 1
     if 0 in shape:
         items = 0
     elif type_.strides is not None:
-        items += sum((size - 1) * _hint(stride) for size, stride in zip(shape, type_.strides, strict=True))
+        items += sum((size - 1) * hint(stride) for size, stride in zip(shape, type_.strides, strict=True))
     else:
         for size in shape:
             items *= size
@@ -135,7 +146,3 @@ def _bases(op: Op, trace: Trace) -> Iterator[str]:
         yield from bases
     else:
         yield from (bases[0] for _ in op.outs)
-
-
-def _hint(size: Size) -> int:
-    return size if isinstance(size, int) else size.hint

@@ -22,7 +22,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import CheckpointPolicy
 
 from jointtrace.errors import UnsupportedError
-from jointtrace.ir.aten import tags_of, writes_of
+from jointtrace.ir.aten import is_random, tags_of, writes_of
 from jointtrace.ir.op import (
     ObjectType,
     Op,
@@ -131,6 +131,8 @@ class _Reader:
         args, kwargs = self.tree(node.args), self.tree(node.kwargs)
         phase = self.phase_of(node, (args, kwargs), out)
         tags = tags_of(node.target)
+        if Tag.RANDOM in tags and not is_random(node.target, args, kwargs):
+            tags -= {Tag.RANDOM}
         if phase is Phase.FW:
             tags |= self.user_tags(node, (args, kwargs), out)
         target: Any = node.target

@@ -1,13 +1,13 @@
 """Backward copies of forward ops, placed where the backward first needs them."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from jointtrace.ir.op import Op, Phase, Tag, Type, Var
 from jointtrace.ir.trace import Trace
 
 
-def compute_again(trace: Trace, values: set[str]) -> Trace:
+def compute_again(trace: Trace, values: Set[str]) -> Trace:
     """Return `trace` with a backward that computes the forward values in `values` again instead of reading them.
 
     Each op is copied at most once, with all its values, as `bw_<name>`; its copy stands right before the first

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 import igraph
 
-from jointtrace.errors import VerifyError
+from jointtrace.errors import UnsupportedError
 
 SOURCE = "source"
 SINK = "sink"
@@ -34,14 +34,15 @@ class FlowGraph:
         """Return the nodes on the sink's side of the minimum cut that is nearest to the sink.
 
         Raises:
-            VerifyError: every cut goes through an edge that must not be cut; the message gives a chain of reasons.
+            UnsupportedError: every cut goes through an edge that must not be cut; the message gives a chain of reasons.
         """
         total = sum(capacity for capacity in self._capacities if capacity is not None)
         capacities = [float(total + 1 if capacity is None else capacity) for capacity in self._capacities]
         graph = igraph.Graph(n=len(self._index), edges=self._edges, directed=True)
         flow = graph.maxflow(0, 1, capacity=capacities)
         if flow.value > total:
-            raise VerifyError(f"nothing can be saved that the backward needs: {self._conflict()}")
+            raise UnsupportedError(f"what the backward needs can neither be kept nor computed again: "
+                                   f"{self._conflict()}; change the checkpoint, or the policy, of one of them")
         # igraph takes the nodes from which the sink can still be reached: of all minimum cuts the nearest to the sink
         near = set(flow.partition[1])
         return {node for node, number in self._index.items() if number in near}

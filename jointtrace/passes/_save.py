@@ -4,11 +4,21 @@ from __future__ import annotations
 from jointtrace.errors import UnsupportedError
 from jointtrace.ir.facts import SHARING, nbytes
 from jointtrace.ir.facts import storage as storage_of
-from jointtrace.ir.op import Op, Tag, TensorType
+from jointtrace.ir.op import Op, Phase, Tag, TensorType
 from jointtrace.ir.trace import Trace
 from jointtrace.passes._storage import written
 
 HELD = 1  # cost of what the caller keeps alive anyway: not 0, so that fewer values win
+
+
+def saved(trace: Trace) -> tuple[str, ...]:
+    """Return the names of the inputs and forward values that the backward or its results read, in trace order."""
+    read = {n for op in trace.ops if op.phase is Phase.BW and Tag.GET_GRAD not in op.tags for n in op.ins}
+    read.update(trace.grad_names)
+    forward = dict.fromkeys(trace.inputs)
+    for op in trace.ops[: trace.boundary]:
+        forward.update(dict.fromkeys(op.outs))
+    return tuple(name for name in forward if name in read)
 
 
 def save_costs(trace: Trace) -> dict[str, int]:

@@ -1,102 +1,119 @@
-"""recompute: choose which forward values are saved for the backward, and which it computes again.
+"""recompute: choose which forward values are kept for the backward, and which it computes again.
 
-Requires  a joint trace in dependency order, without dead ops (what a dead op reads would be saved).
-Ensures   same inputs, outputs, gradients and values. The choice is a minimum cut: a value costs its real bytes to
-          save, next to nothing where the caller keeps its memory alive anyway. Of all minimum cuts it is the one with
-          the least to compute again. Computed again are only ops that `cheap` allows and those of the user's
-          checkpoints (RECOMPUTE), whose values are not saved; never ops that draw random numbers, communicate, write to
-          memory, read memory that the trace writes to, of which nothing is known, or that are compute-bound outside a
-          checkpoint. Each is computed again once, as `bw_<name>`, right before the first backward op that needs it.
-Cost      one minimum cut over a graph of O(ops + operands).
+Requires  a joint trace in dependency order, without dead ops (what a dead op reads would be kept).
+Ensures   same inputs, outputs, gradients and values. Keeping a value costs its real bytes, next to nothing where the
+          caller keeps its memory alive anyway; computing an op again costs what an analytic model says. Without a
+          budget the plan is a minimum cut, and of all minimum cuts the one with the least to compute again; what is
+          compute-bound, or runs outside a compiled loop, is computed again in the user's checkpoints only (RECOMPUTE),
+          whose values are not kept. Within a budget the plan is the cheapest whose planned peak it allows. Never
+          computed again are ops that draw random numbers, communicate, write to memory, read memory that the trace
+          writes to, or of which nothing is known. Each op is computed again once, as `bw_<name>`, right before the
+          first backward op that needs it.
+Cost      one minimum cut over a graph of O(ops + operands); a budget takes a few integer programs more.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Set
+from typing import Any
 
-from jointtrace.ir.op import Op, Phase, Tag
+from torch.utils.checkpoint import CheckpointPolicy
+
+from jointtrace.errors import OptionError, UnsupportedError
+from jointtrace.ir.facts import nbytes
+from jointtrace.ir.op import Op, Tag
 from jointtrace.ir.trace import Trace
+from jointtrace.options import Budget
+from jointtrace.passes._choice import Choice, cheapest, choice_of
 from jointtrace.passes._copy import compute_again
-from jointtrace.passes._cut import SINK, SOURCE, FlowGraph
-from jointtrace.passes._save import HELD, check_overwritten, save_costs
-from jointtrace.passes._storage import storages, written
+from jointtrace.passes._limit import Planned, Search
+from jointtrace.passes._save import check_overwritten, saved
 
-NEVER = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.COLLECTIVE, Tag.WAIT, Tag.SAVE})
-DEAR = frozenset({Tag.COMPUTE_BOUND, Tag.CLAIMED})  # computed again in a checkpoint only
+__all__ = ["recompute", "saved", "why_kept"]
+
+Policy = Callable[[Op], Any]
+POLICIES = {
+    "save": Tag.SAVE, CheckpointPolicy.MUST_SAVE: Tag.SAVE, CheckpointPolicy.PREFER_SAVE: Tag.SAVE,
+    "recompute": Tag.RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE: Tag.RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: Tag.RECOMPUTE,
+}
 
 
-def recompute(trace: Trace, *, cheap: Callable[[Op], bool]) -> Trace:
-    """Return `trace` with a backward that computes again what is not worth saving.
+def recompute(
+    trace: Trace, *, fused: Callable[[Op], bool], budget: Budget | None = None, policy: Policy | None = None
+) -> Trace:
+    """Return `trace` with a backward that computes again what is not worth keeping.
 
-    `cheap` says of an op whether it may be computed again at all.
+    Args:
+        trace: the joint trace.
+        fused: says of an op whether an executor would compile it with others.
+        budget: a limit of the planned peak.
+        policy: says of a forward op whether its results are to be kept ("save") or computed again ("recompute").
 
     Raises:
-        UnsupportedError: the backward reads a value that the forward overwrites in place.
+        UnsupportedError: the backward reads a value that the forward overwrites in place; a value must neither be kept
+            nor computed again; no plan stays within the budget.
     """
     check_overwritten(trace)
-    return compute_again(trace, _values_to_recompute(trace, cheap))
+    asked = _asked(trace, policy) if policy else trace
+    again: Set[str] = cheapest(choice_of(asked, fused, _too_dear(fused)))
+    if budget is not None and budget.fraction != 1:
+        again = _within(choice_of(asked, fused, _on_request), again, budget)
+    return compute_again(asked, again)
 
 
-def saved(trace: Trace) -> tuple[str, ...]:
-    """Return the names of the inputs and forward values that the backward or its results read, in trace order."""
-    read = {n for op in trace.ops if op.phase is Phase.BW and Tag.GET_GRAD not in op.tags for n in op.ins}
-    read.update(trace.grad_names)
-    forward = dict.fromkeys(trace.inputs)
-    for op in trace.ops[: trace.boundary]:
-        forward.update(dict.fromkeys(op.outs))
-    return tuple(name for name in forward if name in read)
+def why_kept(trace: Trace, *, fused: Callable[[Op], bool], policy: Policy | None = None) -> dict[str, str]:
+    """Return for forward values of the trace that `recompute` was given why they cannot be computed again.
 
-
-def _values_to_recompute(trace: Trace, cheap: Callable[[Op], bool]) -> set[str]:
-    """Return the forward values that the cheapest choice computes again.
-
-    A value is an edge from its `made` to its `kept` node; cutting it is saving the value. What is on the sink's side
-    exists in the backward: a value `made` there is computed again, so the operands of its op must be `kept` there.
+    A value without a reason is kept because that is the cheaper choice.
     """
-    graph = FlowGraph()
-    costs, storage = save_costs(trace), storages(trace)
-    unstable = set(written(trace.ops, storage))
-    maker = {name: op for op in trace.ops[: trace.boundary] for name in op.outs}
-    todo = list(saved(trace))
-    for name in todo:
-        graph.add(("kept", name), SINK, None, f"the backward reads %{name}")
-    added: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in added:
-            continue
-        added.add(name)
-        op = maker.get(name)
-        why_not = "it is an input" if op is None else _why_not(op, cheap, unstable, storage)
-        if op is None or why_not is not None:
-            graph.add(SOURCE, ("made", name), None, f"%{name} is not computed again: {why_not}")
-            graph.add(("made", name), ("kept", name), costs[name], f"%{name} is saved")
-        else:
-            _add_recomputable(graph, op, name, costs[name])
-            todo.extend(op.ins)
-    sink_side = graph.sink_side()
-    return {name for name in added if ("made", name) in sink_side}
+    return dict(choice_of(_asked(trace, policy) if policy else trace, fused, _too_dear(fused)).why_kept)
 
 
-def _add_recomputable(graph: FlowGraph, op: Op, name: str, cost: int) -> None:
-    if Tag.RECOMPUTE in op.tags and cost != HELD:
-        graph.add(("made", name), ("kept", name), None, f"%{name} is made in a checkpoint, so it is not saved")
+def _within(choice: Choice, fastest: Iterable[str], budget: Budget) -> Set[str]:
+    search = Search(choice, fastest)
+    arguments = sum(nbytes(kind) for name in choice.trace.inputs if (kind := choice.trace.types.get(name)))
+    if budget.nbytes is not None:
+        limit = budget.nbytes - arguments
     else:
-        graph.add(("made", name), ("kept", name), cost, f"%{name} is saved")
-    node = ("op", op.outs[0])  # one node for all the values an op makes
-    if node not in graph:
-        for operand in op.ins:
-            graph.add(("kept", operand), node, None, f"{op.target.name}, computed again, reads %{operand}")
-    graph.add(node, ("made", name), None, f"%{name} is made by {op.target.name}")
+        least = search.smallest().peak_bytes
+        limit = least + int((budget.fraction or 0) * (search.fastest.peak_bytes - least))
+    if search.fastest.peak_bytes <= limit:
+        return search.fastest.again
+    plan = search.within(limit)
+    if plan is None:
+        raise UnsupportedError(_too_small(budget, arguments, search.smallest()))
+    return plan.again
 
 
-def _why_not(op: Op, cheap: Callable[[Op], bool], unstable: set[str], storage: Mapping[str, str]) -> str | None:
-    """Return why `op` must not run again in the backward, or None."""
-    if never := op.tags & NEVER:
-        return f"{op.target.name} is {min(tag.value for tag in never)}"
-    if any(storage[name] in unstable for name in op.ins):
-        return f"{op.target.name} reads or writes memory that is written to"
-    if Tag.RECOMPUTE in op.tags:
-        return None
-    if dear := op.tags & DEAR:
-        return f"{op.target.name} is {min(tag.value for tag in dear)}"
-    return None if cheap(op) else f"{op.target.name} is not cheap"
+def _too_small(budget: Budget, arguments: int, least: Planned) -> str:
+    return (
+        f"memory_budget={budget} is {budget.nbytes} bytes, but parameters and other arguments take {arguments} and the "
+        f"plan with the least memory {least.peak_bytes} more; give at least {arguments + least.peak_bytes}"
+    )
+
+
+def _asked(trace: Trace, policy: Policy) -> Trace:
+    """Return `trace` with what the user's policy asks for as tags; it may ask nothing of a view."""
+    ops = list(trace.ops)
+    for position, op in enumerate(ops[: trace.boundary]):
+        answer = policy(op)
+        if answer is None or Tag.VIEW in op.tags:
+            continue
+        if answer not in POLICIES:
+            raise OptionError(f"option policy returned {answer!r} for {op.target.name}; "
+                              f"accepted: {', '.join(map(repr, POLICIES))}, None")
+        ops[position] = op.replace(tags=op.tags - set(POLICIES.values()) | {POLICIES[answer]})
+    return trace.rebuild(ops, by=trace.by)
+
+
+def _too_dear(fused: Callable[[Op], bool]) -> Callable[[Op], str | None]:
+    def too_dear(op: Op) -> str | None:
+        if dear := op.tags & {Tag.COMPUTE_BOUND, Tag.CLAIMED}:
+            return f"{op.target.name} is {min(tag.value for tag in dear)}"
+        return None if fused(op) else f"{op.target.name} runs outside a compiled loop"
+
+    return too_dear
+
+
+def _on_request(op: Op) -> str | None:
+    return f"{op.target.name} is {Tag.CLAIMED.value}" if Tag.CLAIMED in op.tags else None

@@ -23,7 +23,7 @@ def plant(monkeypatch, name, change, occurrence=0):
     found = [i for i, (known, _) in enumerate(pipeline.PASSES) if known == name][occurrence]
     step = pipeline.PASSES[found][1]
     passes = list(pipeline.PASSES)
-    passes[found] = (name, lambda trace, executors: change(trace, step(trace, executors)))
+    passes[found] = (name, lambda trace, *rest: change(trace, step(trace, *rest)))
     monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed._functional_collectives
 from strategies import aten
 
-from jointtrace.ir.aten import tags_of, writes_of
+from jointtrace.ir.aten import is_random, tags_of, writes_of
 from jointtrace.ir.op import Tag, Var
 
 
@@ -157,3 +157,12 @@ def test_writes_of_a_custom_operator_follow_its_schema(library):
     assert writes_of(library.write.default, (x, None, z), {}) == ("x",)
     assert writes_of(library.write.default, (x,), {"y": y, "z": z}) == ("x", "y")
     assert writes_of(library.write_all.default, ([x, y],), {"out": z}) == ("x", "y", "z")
+
+
+def test_attention_without_dropout_draws_no_random_numbers():
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert not is_random(attention, (), {})
+    assert not is_random(attention, (1, 2, 3, 0.0), {})
+    assert is_random(attention, (1, 2, 3, 0.1), {})
+    assert is_random(attention, (1, 2, 3), {"dropout_p": 0.5})
+    assert is_random(torch.ops.aten.rand.default, ([2],), {})

@@ -70,7 +70,7 @@ def test_there_and_back_is_the_same_program():
 
 def test_what_is_computed_again_gets_a_name_of_its_own():
     joint, count = joint_graph(lambda x: torch.nn.functional.layer_norm(x.sin(), (4,)).sin().cos(), leaf(3, 4))
-    trace = recompute(to_trace(joint, count).trace, cheap=lambda op: True)
+    trace = recompute(to_trace(joint, count).trace, fused=lambda op: True)
     back, _ = to_joint_graph(trace, joint)
     names = [node.name for node in back.graph.nodes]
     assert any(name.startswith("bw_") for name in names)

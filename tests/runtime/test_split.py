@@ -222,7 +222,7 @@ def test_a_gradient_changes_only_with_the_cotangents_it_depends_on(trace):
 
 @given(traces())
 def test_the_backward_is_handed_exactly_what_it_reads(trace):
-    backward = split(recompute(trace, cheap=lambda op: Tag.COMPUTE_BOUND not in op.tags)).backward
+    backward = split(recompute(trace, fused=lambda op: Tag.COMPUTE_BOUND not in op.tags)).backward
     if backward is not None:
         read = {*backward.output_names, *(name for op in backward.ops for name in op.ins)}
         cotangents = {op.outs[0] for op in trace.ops if Tag.GET_GRAD in op.tags}

@@ -1,0 +1,126 @@
+"""The cheapest plan whose planned peak stays within a limit of memory.
+
+An integer program states the memory of a few positions; a plan that peaks elsewhere has that position watched too, and
+the program is solved again. As what is not watched only forbids plans, a plan that keeps the limit is the cheapest.
+Where there are too many ops for that, it is one of a few plans: a prefix of the forward keeps its narrow points only.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from jointtrace.ir.memory import MemoryPlan, plan_memory
+from jointtrace.ir.trace import Trace
+from jointtrace.passes._choice import Choice, cheapest
+from jointtrace.passes._copy import compute_again
+from jointtrace.passes._program import Program
+from jointtrace.passes._reads import Reads
+from jointtrace.passes.dce import dce
+
+ROUNDS = 40  # programs to solve; most choices take fewer than ten
+MOST_OPS = 400  # that may run again: a program of 170 takes seconds, and its tree grows faster than it does
+PREFIXES = 8
+NARROW = 2  # values: what a transformer block hands on, and what all decoder blocks read of an encoder
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, its cost, its planned peak, and the position of the original trace where that is."""
+
+    again: frozenset[str]
+    cost: int
+    peak_bytes: int
+    position: int
+
+
+def planned(choice: Choice, again: Iterable[str]) -> Planned:
+    """Return the plan that computes the values in `again` again."""
+    again = frozenset(again)
+    trace = dce(compute_again(choice.trace, again))
+    memory = plan_memory(trace, choice.fused)
+    return Planned(again, choice.cost(again), memory.peak_bytes, _original(choice.trace, trace, memory))
+
+
+class Search:
+    """Plans of one choice, beginning with the cheapest one without a limit."""
+
+    def __init__(self, choice: Choice, fastest: Iterable[str]) -> None:
+        self.choice = choice
+        self.fastest = planned(choice, fastest)
+        self.known = [self.fastest]
+        self.program: Program | None = None
+        program = Program(choice)
+        if len(set(program.ops.values())) <= MOST_OPS:
+            self.program = program
+            for position in dict.fromkeys((self.fastest.position, choice.trace.boundary)):
+                program.watch(position)
+        else:
+            self.known += [planned(choice, again) for again in _prefixes(choice, frozenset(fastest))]
+
+    def smallest(self) -> Planned:
+        """Return the plan with the least planned peak."""
+        if self.program is not None:
+            self._improve(self.program, self.program.smallest, None)
+        return min(self.known, key=lambda plan: (plan.peak_bytes, plan.cost))
+
+    def within(self, limit: int) -> Planned | None:
+        """Return the cheapest plan with a planned peak of at most `limit` bytes; None where none was found."""
+        if self.program is not None:
+            self._improve(self.program, partial(self.program.cheapest, limit), limit)
+        fitting = [plan for plan in self.known if plan.peak_bytes <= limit]
+        return min(fitting, key=lambda plan: (plan.cost, plan.peak_bytes), default=None)
+
+    def _improve(self, program: Program, solve: Callable[[], set[str] | None], limit: int | None) -> None:
+        """Solve again and again, each time with the peak of the last plan watched, until that is known or allowed."""
+        for _ in range(ROUNDS):
+            again = solve()
+            if again is None:
+                return
+            plan = planned(self.choice, again)
+            self.known.append(plan)
+            if limit is not None and plan.peak_bytes <= limit:
+                return
+            if plan.position not in program.memory:
+                program.watch(plan.position)
+            elif not program.correct(plan.position, plan.peak_bytes):
+                return
+
+
+def _original(before: Trace, after: Trace, memory: MemoryPlan) -> int:
+    """Return where in `before` the peak of `after` lies; copies belong to the op that they stand before."""
+    positions = {name: position for position, op in enumerate(before.ops) for name in op.outs}
+    following = (positions[name] for op in after.ops[memory.peak:] for name in op.outs if name in positions)
+    return next(following, len(before.ops) - 1)
+
+
+def _prefixes(choice: Choice, fastest: frozenset[str]) -> Iterator[set[str]]:
+    """Yield plans that keep of ever longer prefixes of the forward only the values at its narrowest points."""
+    reads = Reads(choice)
+    narrow = _narrow(choice, reads)
+    for every in (1, 2):
+        kept = dict.fromkeys(narrow[::every], "it is at a narrow point of the forward")
+        for part in range(1, PREFIXES + 1):
+            end = choice.trace.boundary * part // PREFIXES
+            inside = {name for name in choice.values if reads.forward[name][0] < end}
+            barred = {name: "it is kept as in the fastest plan" for name in choice.values
+                      if name not in inside and name not in fastest}
+            prices = {name: size if name in kept or name not in inside else size * choice.trace.boundary
+                      for name, size in choice.nbytes.items()}
+            yield cheapest(replace(choice, why_kept={**kept, **barred, **choice.why_kept}, nbytes=prices))
+
+
+def _narrow(choice: Choice, reads: Reads) -> list[str]:
+    """Return the values that alone, or with one other, lead from one half of the forward to the next."""
+    last: dict[str, int] = {}
+    for position, op in enumerate(choice.trace.ops[: choice.trace.boundary]):
+        last.update((root, position) for name in op.ins if name in choice.nbytes for root in reads.roots(name))
+    found: dict[str, None] = {}
+    alive: dict[str, int] = {}
+    for position, op in enumerate(choice.trace.ops[: choice.trace.boundary]):
+        alive = {name: end for name, end in alive.items() if end > position}
+        alive.update((name, last[name]) for name in op.outs if last.get(name, -1) > position and
+                     reads.roots(name) == (name,))
+        if len(alive) <= NARROW:
+            found.update(dict.fromkeys(name for name in alive if name in choice.again))
+    return list(found)

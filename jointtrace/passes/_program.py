@@ -1,0 +1,144 @@
+"""The choice under a limit of memory, as an integer program that states the memory of a few positions only.
+
+After Checkmate (Jain et al., 2020), with the order of the ops fixed and each op run again at most once, right before
+its first reader. Integers: for each value, is it kept; for each op, does it run again. What follows from them is
+continuous: for each op and watched position, has it run again by then; for each value, is it alive there.
+"""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jointtrace.passes._choice import Choice
+from jointtrace.passes._linear import SLACK, Linear, Row, plus, times
+from jointtrace.passes._reads import Reads
+
+UNIT = 2**20  # bytes: the solver's tolerances are those of numbers near 1
+
+
+@dataclass(eq=False)
+class _Op:
+    """An op that may run again: its variable, what it reads, the ops that read it, the first backward reader."""
+
+    again: int
+    operands: tuple[str, ...]
+    readers: list[_Op] = field(default_factory=list)
+    first: float = math.inf
+
+
+class Program:
+    """The integer program of one choice; `watch` adds the positions at which plans turn out to peak."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.reads = Reads(choice)
+        self.linear = Linear()
+        self.kept: dict[str, int] = {}
+        self.ops: dict[str, _Op] = {}
+        self.readers: defaultdict[str, list[_Op]] = defaultdict(list)
+        self.memory: dict[int, tuple[Row, float]] = {}
+        self._made: dict[tuple[int, int], Row] = {}
+        self._declare()
+        self._require()
+
+    def watch(self, position: int) -> None:
+        """State how much memory is alive while the op at `position` of the trace runs."""
+        forward = position < self.choice.trace.boundary
+        row = self._kept_by(position) if forward else self._alive_at(position)
+        self.memory[position] = row, self.reads.fixed[position] / UNIT
+
+    def correct(self, position: int, nbytes: int) -> bool:
+        """Count as much more at a watched position as the last solution has there; False where that is nothing."""
+        row, fixed = self.memory[position]
+        missing = nbytes / UNIT - fixed - self.linear.value(row)
+        self.memory[position] = row, fixed + max(0.0, missing)
+        return missing > SLACK
+
+    def cheapest(self, limit: float) -> set[str] | None:
+        """Return the values to compute again in the cheapest plan within `limit` bytes; None where none was found."""
+        limits = [(row, -math.inf, limit / UNIT - fixed) for row, fixed in self.memory.values()]
+        return self._plan() if self.linear.solve(limits) else None
+
+    def smallest(self) -> set[str] | None:
+        """Return the values to compute again in a plan whose largest watched memory is least."""
+        return self._plan() if self.linear.minimise_largest(list(self.memory.values())) else None
+
+    def _plan(self) -> set[str]:
+        again = {name for name, op in self.ops.items() if self.linear.solution[op.again] > 0.5}
+        again -= {name for name, variable in self.kept.items() if self.linear.solution[variable] > 0.5}
+        return again.union(name for name in self.choice.values if self.reads.is_view(name))
+
+    def _declare(self) -> None:
+        choice, by_first = self.choice, {}
+        for name in choice.values:
+            if self.reads.roots(name) != (name,):
+                continue
+            if name not in choice.why_again:
+                self.kept[name] = self.linear.variable(choice.keep(name) / UNIT, whole=True)
+            if name not in choice.why_kept:
+                first = choice.maker[name].outs[0]
+                if first not in by_first:
+                    again = self.linear.variable(choice.again[name] / UNIT, whole=True)
+                    by_first[first] = _Op(again, self.reads.operands(choice.maker[name]))
+                self.ops[name] = by_first[first]
+        for op in by_first.values():
+            for operand in op.operands:
+                self.readers[operand].append(op)
+        for name, op in self.ops.items():
+            op.readers.extend(self.readers[name])
+            op.first = min(op.first, self.reads.first.get(name, math.inf))
+
+    def _require(self) -> None:
+        """What is read exists: it is kept or computed again."""
+        for root in self.reads.last:
+            self.linear.add(self._exists(root), low=1.0)
+        for op in dict.fromkeys(self.ops.values()):
+            for operand in op.operands:
+                self.linear.add(plus(self._exists(operand), {op.again: -1.0}), low=0.0)
+
+    def _exists(self, name: str) -> Row:
+        kept = {self.kept[name]: 1.0} if name in self.kept else {}
+        return plus(kept, {self.ops[name].again: 1.0}) if name in self.ops else kept
+
+    def _made_by(self, op: _Op, position: int) -> Row:
+        """Return an expression that is 1 where `op` has run again by the time that `position` has."""
+        key = op.again, position
+        if key not in self._made:
+            parts = [part for reader in op.readers if (part := self._made_by(reader, position))]
+            again = {op.again: 1.0}
+            self._made[key] = again if op.first <= position else self.linear.any_of(parts, again) if parts else {}
+        return self._made[key]
+
+    def _kept_by(self, position: int) -> Row:
+        """Return the bytes kept at a forward position beyond what the forward itself needs there."""
+        row: Row = {}
+        for name, variable in self.kept.items():
+            made, needed = self.reads.forward[name]
+            if made <= position and needed < position:
+                row[variable] = self.choice.nbytes[name] / UNIT
+        return row
+
+    def _alive_at(self, position: int) -> Row:
+        """Return the bytes of forward values alive at a backward position, kept or computed again."""
+        names = dict.fromkeys((*self.kept, *self.ops))
+        sizes = {name: self.choice.nbytes[name] / UNIT for name in names}
+        return plus(*(times(part, sizes[name]) for name in names for part in self._alive(name, position)))
+
+    def _alive(self, name: str, position: int) -> Iterable[Row]:
+        """Yield expressions that add up to 1 where `name` is alive at `position`."""
+        kept = {self.kept[name]: 1.0} if name in self.kept else {}
+        made: Row = {}
+        if name in self.ops and self.reads.is_real_again(name):
+            made = self._made_by(self.ops[name], position)
+        if self.reads.last.get(name, -1) >= position:
+            yield from (kept, made)
+            return
+        for state, by in ((kept, position - 1), (made, position)):
+            if state and self.readers[name]:
+                alive = {self.linear.variable(): 1.0}
+                for reader in self.readers[name]:
+                    later = plus({reader.again: -1.0}, self._made_by(reader, by))
+                    self.linear.add(plus(alive, times(state, -1.0), later), low=-1.0)
+                yield alive
