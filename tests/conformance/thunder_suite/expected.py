@@ -4,4 +4,17 @@ Strict: an entry that is no longer a regression is an error.
 """
 from __future__ import annotations
 
-EXPECTED: dict[str, str] = {}
+CONSTANTS = ('cache="symbolic values", for development only in thunder, is compiled as "constant values": gradients of '
+             "symbolic sizes are wrong for other sizes. ")
+
+EXPECTED: dict[str, str] = {
+    "test_grad.py::test_grad_transform_saved_for_backward_proxy":
+        CONSTANTS + "The test looks for a number among the saved values.",
+    "test_jit_general.py::test_cache_symbolic_values_basic": CONSTANTS + "The test counts compilations.",
+    "test_jit_general.py::test_cache_symbolic_values_dynamic_shape": CONSTANTS + "The test counts compilations.",
+    "test_jit_general.py::test_cache_symbolic_values_reshape": CONSTANTS + "The test counts compilations.",
+    "test_jit_general.py::test_matmul_nd_times_2d_runs_2d_gemm[cpu]":
+        "The test looks into the subsymbols of the matmul that runs; those of ours have none, as they are renamed ops.",
+    "test_transforms.py::test_cache_symbolic_values_grad_matmul": CONSTANTS + "The test counts compilations.",
+    "test_transforms.py::test_dce_duplicate_number_proxies": CONSTANTS + "The test counts shape queries in the trace.",
+}
