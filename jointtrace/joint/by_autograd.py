@@ -70,8 +70,8 @@ class _Watch(TorchDispatchMode):
             raise UnsupportedError(f"{self.name}{here()} draws random numbers, and thunder has no rule that keeps them "
                                    "for the backward; multiply by a mask made with torch.rand, or use dropout")
         if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
-            raise UnsupportedError(f"{self.name}{here()} writes to running statistics; use torch.nn.functional."
-                                   "batch_norm")  # the operator's schema does not say so
+            raise UnsupportedError(f"{self.name}{here()} writes to running statistics, for which thunder has no rule; "
+                                   "use torch.nn.functional.batch_norm")  # the operator's schema does not say so
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, FakeTensor) and value.untyped_storage()._cdata in self.given:
