@@ -9,8 +9,8 @@ CONSTANTS = ('cache="symbolic values", for development only in thunder, is compi
 
 EXPECTED: dict[str, str] = {
     "test_check_trace.py::test_debug_option":
-        "The last of its three programs is broken by a transform of the test, which expects an UnboundLocalError when it "
-        "runs; we report the operation and the value that is missing when it is compiled.",
+        "The last of its three programs is broken by a transform of the test, and expected to fail when it runs; we "
+        "report the operation and the value that is missing when it is compiled.",
     "test_grad.py::test_grad_transform_saved_for_backward_proxy":
         CONSTANTS + "The test looks for a number among the saved values.",
     "test_jit_general.py::test_cache_symbolic_values_basic": CONSTANTS + "The test counts compilations.",
