@@ -216,6 +216,8 @@ def _attention_checker(
     scale: float | None = None,
 ) -> bool:
     operands = (query, key, value)
+    if not torch.backends.cuda.flash_sdp_enabled():  # what `sdpa_kernel` switches, on a CPU too
+        return False
     if dropout_p != 0.0 or any(t.device.type != "cpu" or t.ndim != 4 or 0 in t.shape for t in operands):
         return False
     same = query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[1] == key.shape[1] == value.shape[1]

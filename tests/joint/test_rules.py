@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numerics.oracle import assert_like_eager, jit, leaf
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
@@ -44,6 +45,12 @@ def test_attention_with_grouped_queries():
 
 def test_attention_of_three_dimensions_is_decomposed():
     compiled = assert_like_eager(lambda q, k, v: attention(q, k, v, is_causal=True), *qkv(4, 9, 8))
+    assert not uses_kernel(compiled)
+
+
+def test_torchs_switch_of_attention_kernels_decomposes_it():
+    with sdpa_kernel(SDPBackend.MATH):
+        compiled = assert_like_eager(lambda q, k, v: attention(q, k, v, is_causal=True), *qkv())
     assert not uses_kernel(compiled)
 
 
