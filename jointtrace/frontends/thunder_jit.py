@@ -32,6 +32,9 @@ from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
+from jointtrace.frontends.thunder_autocast import PATCHES as AUTOCAST_PATCHES
+from jointtrace.frontends.thunder_python import OPTION
+from jointtrace.frontends.thunder_python import PATCHES as PYTHON_PATCHES
 from jointtrace.frontends.thunder_traces import (
     ALIASES_LEFT,
     backward_trace,
@@ -54,7 +57,6 @@ from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record, add_record
 from jointtrace.runtime.split import Halves
 
-OPTION = "delay_trace_split"
 DETAILS = "jointtrace"
 ATTRIBUTE = "jointtrace_record"  # on our traces, and on the function behind a backward trace
 
@@ -351,4 +353,6 @@ PATCHES = (
     Patch("thunder.executors.passes", "del_last_used", _del_last_used),
     Patch("thunder", "connect_to_autograd", _connect),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
+    *PYTHON_PATCHES,
+    *AUTOCAST_PATCHES,
 )
