@@ -5,7 +5,7 @@ are resolved. `partition` turns it into a joint trace, takes it through the pass
 AOTAutograd then makes of each half is converted again, its regions are formed, compiled and run by generated code. So
 regions are claimed on the halves, and `late_split` is no option here.
 Holds for torch 2.10 to 2.14: `aot_autograd`, `_extract_fwd_bwd_modules`, Inductor's decomposition table, the setting
-`donated_buffer`, the name of AOTAutograd's node, the numbers autograd gives to nodes.
+`donated_buffer`, the name of AOTAutograd's node and its `_double_backward`, the numbers autograd gives to nodes.
 """
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from jointtrace.runtime.codegen import compile_trace
 from jointtrace.runtime.collector import paused_collector
 from jointtrace.runtime.link import link
 from jointtrace.runtime.record import Record
+from jointtrace.runtime.second_derivative import anchors, leaves, without_second_derivative
 
 IMPROVED = frozenset({"joint", *(name for name, _ in PASSES)}) - {"fuse"}  # stages that hold a joint trace of plain ops
 
@@ -101,7 +102,8 @@ class Session:
         # donated buffers would forbid a second backward, and no region writes to what it is given
         with config.patch(donated_buffer=False):
             compiled = compiler(module, example_inputs)
-        return _with_missing_gradients(compiled, self.missing) if self.missing else compiled
+        halves = self.record.halves
+        return compiled if halves is None or halves.backward is None else _with_eagers_gradients(compiled, self.missing)
 
     def decompositions(self) -> Mapping[Any, Any]:
         """Return what is decomposed before executors claim: Inductor's table where it compiles, else nothing."""
@@ -221,18 +223,40 @@ def _missing(compiled: Compiled, tokens: int) -> Hook | None:
     return hook if any(d and d != existing for d in table) else None
 
 
-def _with_missing_gradients(compiled: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
-    """Return `compiled` with `hook` on the autograd node that each call makes."""
+def _with_eagers_gradients(compiled: Callable[..., Any], hook: Hook | None) -> Callable[..., Any]:
+    """Return `compiled` with `hook` on the autograd node of each call, and second derivatives that raise."""
+    guarded: set[type] = set()
 
     def call(*args: Any) -> Any:
-        start = _get_sequence_nr()
+        start, histories = _get_sequence_nr(), anchors(args)
         results = compiled(*args)
+        if hook is None and not histories and guarded:
+            return results
         node = _node_since(start, (*results, *args))
         if node is not None:
-            node.register_hook(hook)
+            if hook is not None:
+                node.register_hook(hook)
+            node.jointtrace_anchors = histories
+            if type(node) not in guarded:
+                guarded.add(type(node))
+                _guard_second_derivative(type(node)._forward_cls)
         return results
 
     return call
+
+
+def _guard_second_derivative(function: Any) -> None:
+    """Let AOTAutograd's function tie gradients that have a graph to all arguments; it ties them to what was saved."""
+    original = getattr(function, "_double_backward", None)
+    if original is None:
+        return
+
+    def double_backward(ctx: Any, *args: Any) -> tuple[Any, ...]:
+        grads = original(ctx, *args)
+        sources = [*leaves(ctx), *getattr(ctx, "jointtrace_anchors", ())]
+        return tuple(without_second_derivative(grads, sources))
+
+    function._double_backward = staticmethod(double_backward)
 
 
 def _node_since(start: int, tensors: Sequence[Any]) -> Any:

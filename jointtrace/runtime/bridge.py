@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from jointtrace.errors import UnsupportedError
+from jointtrace.runtime.second_derivative import anchors, leaves, without_second_derivative
 
 BackwardFn = Callable[[list[Any], list[Any]], Sequence[Any]]
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -55,7 +55,7 @@ def connect(
         drop_grads: run the backward for its effects alone, and return None for every gradient.
     """
     layouts = [_layout(out) if d else None for out, d in zip(flat_output, differentiable, strict=True)]
-    call = _Call(backward_fn, saved_other, depends, layouts, written, drop_grads)
+    call = _Call(backward_fn, saved_other, depends, layouts, written, drop_grads, anchors(flat_args))
     with torch.enable_grad():
         CompiledBackward.apply(call, saved_tensors, flat_output, *flat_args)
 
@@ -70,6 +70,7 @@ class _Call:
     layouts: list[Layout | None]
     written: frozenset[int]
     drop_grads: bool
+    anchors: Sequence[torch.Tensor]
 
 
 class CompiledBackward(Function):
@@ -100,9 +101,10 @@ class CompiledBackward(Function):
         boxed: list[Any] = cotangents[0] if BOXED else list(cotangents)
         if not torch.is_grad_enabled():
             return (None, None, None, *_run(ctx, boxed))
+        sources = [*leaves(ctx), *ctx.call.anchors, *(c for c in boxed if c is not None and c.requires_grad)]
         with torch.no_grad():
-            grads = _run(ctx, boxed)
-        return (None, None, None, *_without_second_derivative(grads))
+            grads = [None if g is None else g.detach() for g in _run(ctx, boxed)]
+        return (None, None, None, *without_second_derivative(grads, sources))
 
 
 def _run(ctx: Any, cotangents: list[Any]) -> Sequence[Any]:
@@ -164,24 +166,3 @@ def _dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 def _without_base(tensor: Any) -> Any:
     """Return a tensor to save: a view of an output would keep the node, and with it itself, alive (pytorch 94990)."""
     return tensor.detach() if tensor is not None and tensor._base is not None else tensor
-
-
-def _without_second_derivative(grads: Sequence[Any]) -> list[Any]:
-    present = [g.detach().requires_grad_() for g in grads if g is not None]
-    guarded = iter(_SecondDerivative.apply(*present) if present else ())
-    return [None if g is None else next(guarded) for g in grads]
-
-
-class _SecondDerivative(Function):
-    """Stands behind the gradients of a backward run with create_graph=True."""
-
-    @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        raise UnsupportedError(
-            "a second derivative of a function compiled by jointtrace: its backward is compiled code, which autograd "
-            "can't differentiate; run the function uncompiled where create_graph=True is needed"
-        )
