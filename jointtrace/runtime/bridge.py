@@ -57,7 +57,7 @@ def connect(
     layouts = [_layout(out) if d else None for out, d in zip(flat_output, differentiable, strict=True)]
     call = _Call(backward_fn, saved_other, depends, layouts, written, drop_grads, anchors(flat_args))
     with torch.enable_grad():
-        CompiledBackward.apply(call, saved_tensors, flat_output, *flat_args)
+        ThunderFunction.apply(call, saved_tensors, flat_output, *flat_args)
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class _Call:
     anchors: Sequence[torch.Tensor]
 
 
-class CompiledBackward(Function):
-    """The one node that a compiled function is in torch's autograd graph."""
+class ThunderFunction(Function):
+    """The one node that a compiled function is in torch's autograd graph; thunder's name, as programs look for it."""
 
     boxed_grads_call = True
 

@@ -368,3 +368,7 @@ def test_a_gradient_rule_with_too_few_results_is_refused_in_thunders_words():
     executor.register_implementation(operator, operator, grad_transform=rule)
     with pytest.raises(UnsupportedError, match=r"has 2 results, .* returns 1. The number of outputs of the gradient"):
         jit(lambda x: operator(x), executors=[executor])(leaf(2))
+
+
+def test_a_result_shows_that_thunder_compiled_it():
+    assert jit(sine)(leaf(2)).grad_fn.name() == "ThunderFunctionBackward"
