@@ -3,6 +3,8 @@ PINNED_TORCH := 2.13.0
 TORCH ?= $(PINNED_TORCH)
 PYTHON ?= python3
 JOBS ?= 2
+PROGRAMS ?= 2000
+SEED ?= 0
 
 # Each torch has its own environment; a changed Python, pyproject.toml or Makefile installs it anew.
 VENV := .venv$(if $(filter-out $(PINNED_TORCH),$(TORCH)),-$(TORCH))
@@ -10,7 +12,7 @@ BIN := $(VENV)/bin
 TAG := $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-torch$(TORCH)-$(TAG)
 
-.PHONY: demo test thunder-suite lint clean
+.PHONY: demo test thunder-suite lint fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -35,6 +37,9 @@ $(SUITE)/.ready-torch$(PINNED_TORCH)-$(TAG): tests/conformance/thunder_suite/req
 	$(SUITE)/bin/python -m pip install --upgrade "pip>=23"
 	$(SUITE)/bin/python -m pip install "torch==$(PINNED_TORCH)" -r $<
 	@touch $@
+
+fuzz: $(READY)
+	$(BIN)/python tests/conformance/fuzz/run.py --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

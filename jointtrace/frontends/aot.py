@@ -44,6 +44,7 @@ from jointtrace.runtime.second_derivative import anchors, leaves, without_second
 
 IMPROVED = frozenset({"joint", *(name for name, _ in PASSES)}) - {"fuse"}  # stages that hold a joint trace of plain ops
 
+REMAT = "remat_using_tags_for_fwd_loss_bwd_graph"  # of torch 2.13 and later
 NODE = "CompiledFunctionBackward"  # AOTAutograd's autograd function
 
 Boxed = Callable[[list[Any]], Any]
@@ -100,7 +101,10 @@ class Session:
             partition_fn=self.partition, decompositions=self.decompositions(),
         )
         # donated buffers would forbid a second backward, and no region writes to what it is given
-        with config.patch(donated_buffer=False):
+        settings = {"donated_buffer": False}
+        if hasattr(config, REMAT) and not any(node.target is torch.autograd.grad for node in module.graph.nodes):
+            settings[REMAT] = False  # refuses draws in a checkpoint also where nothing is to be computed again
+        with config.patch(settings):
             compiled = compiler(module, example_inputs)
         halves = self.record.halves
         return compiled if halves is None or halves.backward is None else _with_eagers_gradients(compiled, self.missing)

@@ -272,6 +272,15 @@ def test_dropout_of_a_module_follows_its_mode(frontend, training):
 
 
 @BOTH
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_checkpoint_may_draw_where_nothing_is_differentiated(frontend, grad):
+    step = compiled(frontend, lambda x: again(lambda y: F.dropout(y, 0.5), x))
+    with torch.set_grad_enabled(grad):
+        out = step(torch.ones(12, 12))
+    assert 0.2 < float((out == 0).double().mean()) < 0.8
+
+
+@BOTH
 def test_what_bernoulli_draws_requires_a_gradient_which_is_zero(frontend):
     x = leaf(5)
     out = compiled(frontend, lambda x: torch.bernoulli(x.sigmoid()))(x)
