@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.joint.rules import OPERATORS
-from jointtrace.joint.symbols import type_of
 
 Fn = Callable[..., Any]
 Rule = Callable[..., Any]
@@ -103,7 +102,7 @@ def faked(name: str, args: Any, kwargs: Any) -> Any:
     Raises:
         UnsupportedError: what runs inside has sizes that depend on values.
     """
-    with FakeTensorMode() as mode, torch.enable_grad():
+    with FakeTensorMode() as mode, torch.enable_grad(), torch._C._DisableAutocast():  # thunder inserts casts itself
         leaves, spec = tree_flatten((args, kwargs))
         fakes = [_fake_of(mode.from_tensor(leaf) if type(leaf) is torch.Tensor else leaf) for leaf in leaves]
         try:
@@ -137,18 +136,10 @@ def _probe(name: str, fn: Fn, args: Any, kwargs: Any) -> tuple[list[int], list[i
     return reached, outs
 
 
-def _autocast(args: Any, kwargs: Any) -> tuple[str, torch.dtype, bool]:
-    """Return device, dtype and whether autocast is on around the call: what the forward runs under, and its rerun."""
-    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, TensorProxy)]
-    device = torch.device(type_of(tensors[0]).device).type
-    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-
-
-def _vjp(fn: Fn, autocast: Any, args: Any, kwargs: Any, ins: Any, outs: Any, *cotangents: Any) -> Any:
+def _vjp(fn: Fn, args: Any, kwargs: Any, ins: Any, outs: Any, *cotangents: Any) -> Any:
     """Run `fn` again and return the gradients of its flat arguments `ins`, given those of its flat outputs `outs`."""
     leaves, spec = tree_flatten((args, kwargs))
-    device, dtype, enabled = autocast
-    with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+    with torch.enable_grad(), torch._C._DisableAutocast():
         for i in ins:
             leaves[i] = leaves[i].detach().requires_grad_()
         args, kwargs = tree_unflatten(leaves, spec)
@@ -156,7 +147,7 @@ def _vjp(fn: Fn, autocast: Any, args: Any, kwargs: Any, ins: Any, outs: Any, *co
         return torch.autograd.grad([outputs[i] for i in outs], [leaves[i] for i in ins], cotangents)
 
 
-def _vjp_meta(autocast: Any, args: Any, kwargs: Any, ins: Any, outs: Any, *cotangents: Any) -> Any:
+def _vjp_meta(args: Any, kwargs: Any, ins: Any, outs: Any, *cotangents: Any) -> Any:
     leaves = tree_flatten((args, kwargs))[0]
     return tuple(TensorProxy(like=leaves[i], requires_grad=False) for i in ins)
 
@@ -184,7 +175,7 @@ def rule_for(name: str, fn: Fn, symbol: Symbol) -> Rule:
         if ins:
             results = tree_flatten(result)[0]
             cotangents = [get_grad(results[i]) for i in outs]
-            grads = vjp(_autocast(args, kwargs), args, kwargs, tuple(ins), tuple(outs), *cotangents)
+            grads = vjp(args, kwargs, tuple(ins), tuple(outs), *cotangents)
             leaves = tree_flatten((args, kwargs))[0]
             for i, grad in zip(ins, grads, strict=True):
                 put_grad(leaves[i], grad)

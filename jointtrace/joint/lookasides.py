@@ -5,13 +5,16 @@ of `by_autograd`.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import thunder.torch as ltorch
 import torch
 from thunder.core import jit_ext, prims
+from thunder.core.compile_data import get_compile_data
+from thunder.core.dtypes import to_torch_dtype
 from thunder.core.interpreter import interpreter_needs_wrap, is_opaque
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
@@ -22,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from jointtrace.errors import UnsupportedError
 from jointtrace.joint.by_autograd import OURS, faked, flat_outputs, here, printed
 from jointtrace.joint.rules import OPERATORS
+from jointtrace.joint.symbols import type_of
 
 Fn = Callable[..., Any]
 CANNOT = (NotImplementedError, TypeError, RuntimeError, ValueError, AttributeError, LookupError, ArithmeticError,
@@ -110,7 +114,9 @@ def operator(fn: Fn) -> Symbol:
             outputs = fn(*fake_args, **fake_kwargs)
             _note_views(name, symbol, leaves, flat_outputs(outputs))
         flat, spec = tree_flatten(tuple(outputs) if isinstance(outputs, tuple) else outputs)
-        return tree_unflatten([ltorch._fake_type_to_thunder(leaf) for leaf in flat], spec)
+        result = tree_unflatten([ltorch._fake_type_to_thunder(leaf) for leaf in flat], spec)
+        _check_autocast(name, fn, args, kwargs, result)
+        return result
 
     meta.__dict__["__torchfn"] = fn
     runs = OPERATORS.register_operator(unique, meta=meta, fn=fn)
@@ -124,6 +130,37 @@ def _full_name(fn: Any) -> str:
     if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"torch.ops.{fn}"
     return f"{getattr(fn, '__module__', None) or 'torch.Tensor'}.{fn.__name__ or 'operator'}"
+
+
+def _check_autocast(name: str, fn: Fn, args: Any, kwargs: Any, result: Any) -> None:
+    """Raise where autocast makes eager compute in another dtype: thunder inserts casts for functions it knows."""
+    data: Any = get_compile_data()
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, TensorProxy)]
+    device = torch.device(type_of(tensors[0]).device).type if tensors else "cpu"
+    dtype = None if data is None or data.autocast_stack.is_empty() else (
+        data.autocast_stack.get_dtype_for_device_if_enabled(device))
+    if dtype is None:
+        return
+    with faked(name, args, kwargs) as (_, fake_args, fake_kwargs), _autocast(device, to_torch_dtype(dtype)):
+        eager = [out.dtype for out in flat_outputs(fn(*fake_args, **fake_kwargs)) if isinstance(out, FakeTensor)]
+    ours = [to_torch_dtype(out.dtype) for out in tree_flatten(result)[0] if isinstance(out, TensorProxy)]
+    if ours != eager:
+        raise UnsupportedError(f"{name}{here()} under torch.autocast, where it computes in another dtype; convert its "
+                               "arguments and leave it out of autocast")
+
+
+@contextlib.contextmanager
+def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Turn autocast on; torch.autocast itself is thunder's while it traces."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+        torch.clear_autocast_cache()
 
 
 def _note_views(name: str, symbol: Symbol, given: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -145,7 +182,10 @@ def with_autograd_behind(symbol: Symbol, fn: Fn) -> Callable[..., Any]:
         trace: Any = get_tracectx()
         depth, length = len(trace.scopes), len(trace.peek_scope())
         try:
-            return symbol(*args, **kwargs)
+            result = symbol(*args, **kwargs)
+            if prims.OpTags.AUTO_REGISTERED in (symbol.tags or ()):
+                _check_autocast(symbol.name, fn, args, kwargs, result)
+            return result
         except UnsupportedError:
             raise
         except CANNOT as error:

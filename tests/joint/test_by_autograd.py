@@ -62,14 +62,21 @@ def test_one_function_has_a_rule_for_each_set_of_arguments_that_require_a_gradie
         assert_like_eager(torch.minimum, x, y, compiled=compiled)
 
 
-@pytest.mark.filterwarnings("ignore:torch.get_autocast:DeprecationWarning")  # thunder, in autocast
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_second_run_stands_under_the_autocast_of_the_first(enabled):
-    def fn(x, y):
-        return torch.cdist(x, y)
+@pytest.mark.filterwarnings("ignore:torch.*autocast:DeprecationWarning")  # thunder asks the old way
+def test_a_function_that_autocast_leaves_alone_runs_under_it():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_like_eager(torch.minimum, leaf(3, 4), leaf(4))
+        assert_like_eager(lambda x: torch.flip(x, dims=(0,)) * 2, leaf(3, 4))
 
-    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        assert_like_eager(fn, leaf(3, 4), leaf(2, 4), rtol=2e-2, atol=2e-2)
+
+@pytest.mark.filterwarnings("ignore:torch.*autocast:DeprecationWarning")
+def test_a_function_that_autocast_runs_in_another_dtype_is_refused():
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.chain_matmul(x, x)
+
+    with pytest.raises(UnsupportedError, match=r"chain_matmul .*test_by_autograd.py:\d+.*autocast"):
+        jit(fn)(leaf(3, 3))
 
 
 def test_a_random_function_without_a_rule_is_refused():
