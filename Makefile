@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 TAG := $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-torch$(TORCH)-$(TAG)
 
-.PHONY: demo test thunder-suite lint fuzz clean
+.PHONY: demo test thunder-suite models lint fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -40,6 +40,10 @@ $(SUITE)/.ready-torch$(PINNED_TORCH)-$(TAG): tests/conformance/thunder_suite/req
 
 fuzz: $(READY)
 	$(BIN)/python tests/conformance/fuzz/run.py --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS)
+
+# Sixteen models of transformers, trained through both front ends; writes the table under "Models".
+models: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -W ignore -m conformance.models.run
 
 lint: $(READY)
 	$(BIN)/ruff check .
