@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 TAG := $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-torch$(TORCH)-$(TAG)
 
-.PHONY: demo test thunder-suite models lint fuzz clean
+.PHONY: demo test conformance thunder-suite models lint fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -20,6 +20,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# Every operator through both front ends; what was judged of this source before is not judged again.
+conformance: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -W ignore -m conformance.ops --workers $(JOBS)
 
 # thunder's own tests, without and with jointtrace's option; what ran before is not run again.
 SUITE := .venv-thunder-suite
@@ -50,7 +54,7 @@ lint: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .conformance
 
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || { \
