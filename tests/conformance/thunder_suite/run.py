@@ -24,7 +24,7 @@ from expected import EXPECTED
 HERE = Path(__file__).parent
 MODES = {"without": (), "with": ("--delay-trace-split",)}
 SLOWEST_FIRST = ("test_jit_general", "test_grad", "test_ops", "test_networks", "test_core", "test_dynamo")
-SELECTED = {"test_ops": ("-k", "torch_cpu and (float32 or int64 or bool8)")}  # of 4,000: one executor, three dtypes
+SELECTED = {"test_ops": ("-k", "torch_cpu and (float32 or int64 or bool8)")}  # one executor, three dtypes: 639
 TEST_SECONDS, FILE_SECONDS = 300, 3600
 RESTARTS = 20  # of a file whose process a test killed
 
@@ -51,10 +51,10 @@ def folders(results: Path) -> dict[str, Path]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    plugin = HERE / "plugin.py"
+    ours = [HERE / "plugin.py", HERE / "sitecustomize.py"]
     return {
-        "without": results / f"without-{fingerprint([plugin, *(package / 'compat').rglob('*.py')])}",
-        "with": results / f"with-{fingerprint([plugin, *package.rglob('*.py')])}",
+        "without": results / f"without-{fingerprint([*ours, *(package / 'compat').rglob('*.py')])}",
+        "with": results / f"with-{fingerprint([*ours, *package.rglob('*.py')])}",
     }
 
 
