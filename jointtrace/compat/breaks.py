@@ -11,6 +11,7 @@ from jointtrace.compat import (
     lazy_graph_module,
     named_tensors,
     repeated_argument,
+    several_results,
 )
 from jointtrace.compat.patching import Patch, is_applied
 from jointtrace.compat.versions import torch_in
@@ -51,4 +52,5 @@ BREAKS = (
           patches=autograd_function_operator.PATCHES),
     Break("split_module gives lazy graph modules", lazy_graph_module.TORCH, patches=lazy_graph_module.PATCHES),
     Break("autograd.Function.apply(x, x) fails", repeated_argument.TORCH, patches=repeated_argument.PATCHES),
+    Break("autograd.Function with several results", several_results.TORCH, patches=several_results.PATCHES),
 )

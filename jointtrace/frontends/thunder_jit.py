@@ -43,6 +43,7 @@ from jointtrace.frontends.thunder_traces import (
     release_inputs,
     stage_trace,
 )
+from jointtrace.frontends.untraceable import compiling, refuse
 from jointtrace.joint.build import Joint, build_joint
 from jointtrace.joint.lookasides import lookaside
 from jointtrace.joint.places import note_place
@@ -93,7 +94,9 @@ def _jit(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = options_of(options)
         resolve(ours.executors if ours else None)  # so that an unknown or unavailable one is an error here
         given = resolve_executors(executors if executors is not None else _default_operators())
-        return original(fn, executors=(*given, OPERATORS), **{**options, "cache": _exact(options.get("cache"))})
+        options["cache"] = _exact(options.get("cache"))
+        with compiling(fn):
+            return original(fn, executors=(*given, OPERATORS), **options)
 
     return jit
 
@@ -138,7 +141,7 @@ def compile_computation(computation: TraceCtx, options: Options, *, gradients: b
         joint = build_joint(computation, _operators(executors, data.executors_list), gradients=gradients)
         history = _History(record, stats, computation, joint, perf_counter() - start)
         compiled = run(joint.trace, options, executors, history.note)
-        record.depends, record.differentiable = compiled.depends, joint.differentiable
+        record.depends, record.differentiable = joint.depends, joint.differentiable
         record.written = joint.written.positions
         record.halves = _linked(compiled.halves, executors, record)
     result = stats.last_traces.pop()
@@ -342,6 +345,7 @@ def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = (
     Patch("thunder.core.module.ThunderModule", "set_buffer", _set_buffer),
     Patch("thunder", "jit", _jit),
+    Patch("thunder", "_with_cache_info_ctx", refuse),
     Patch("thunder.core.jit_ext", "general_jit_lookaside", _lookaside),
     Patch("thunder.core.proxies", "tensorproxy", _tensorproxy),
     Patch("thunder", "insert_alias_updates", _insert_alias_updates),

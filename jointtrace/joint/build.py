@@ -23,6 +23,7 @@ from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx, tracectx
 from thunder.core.transforms import is_constant_for_vjp
 from thunder.extend import Executor
+from thunder.transforms.autocast import disable_autocast
 
 from jointtrace.errors import UnsupportedError, VerifyError
 from jointtrace.ir.op import Op, Phase, Source, Tag, Target, TensorType, Type, Var
@@ -30,7 +31,7 @@ from jointtrace.ir.trace import Trace
 from jointtrace.joint.alias import Aliases, writes
 from jointtrace.joint.expand import Get, Put, Rest, Template, call_key, expand, is_library_symbol, merged, rule_of
 from jointtrace.joint.limits import check_rule
-from jointtrace.joint.overwritten import keep_overwritten
+from jointtrace.joint.overwritten import keep_overwritten, spread
 from jointtrace.joint.places import repeated
 from jointtrace.joint.symbols import IN_CHECKPOINT, flat_proxies, proxy_of, source_of, type_of, where
 
@@ -66,12 +67,15 @@ class Joint:
         trace: the joint trace; after thunder's flat outputs it returns written arguments that are not among them.
         names: what thunder's values are called in it, where not as in thunder's trace.
         differentiable: which of its outputs have a gradient.
+        depends: for each input the positions of the outputs whose cotangents reach it in eager, be it as mere zeros:
+            where none of them exists there is no gradient.
         written: the arguments that are written to.
     """
 
     trace: Trace
     names: dict[str, str]
     differentiable: tuple[bool, ...]
+    depends: tuple[frozenset[int], ...]
     written: Written
 
 
@@ -87,8 +91,9 @@ def build_joint(computation: TraceCtx, executors: Sequence[Executor], *, gradien
         UnsupportedError: an op without a gradient rule or an executor; names the op and the user's file and line.
     """
     walk = Walk(computation, executors, gradients)
-    walk.forward()
-    return walk.finish()
+    with disable_autocast():  # the trace has what it casts, and gradient rules compute in the types they meet
+        walk.forward()
+        return walk.finish()
 
 
 class Walk:
@@ -108,7 +113,7 @@ class Walk:
         self.ops: list[Op] = []
         self.backward: list[list[Step]] = []
         self.grads: dict[str, str] = {}
-        self.replaced: set[str] = set()  # values whose cotangent is zero but for what is in `grads`
+        self.reached: dict[str, int] = {}  # bits: the outputs whose cotangents reach a value, be it as mere zeros
         self.kept: set[str] = set()  # results of checkpoints
         self.templates: dict[Any, Template] = {}
         self.used: set[str] = {*self.types, *computation.names}
@@ -264,7 +269,7 @@ class Walk:
                 self.seed(out.name, position)
         for chunk in reversed(self.backward):
             self.pull_back(chunk)
-        for name in (p.name for p in self.inputs if p.name in self.replaced and p.name not in self.grads):
+        for name in (p.name for p in self.inputs if p.name in self.reached and p.name not in self.grads):
             self.grads[name] = self.zeros(name)
         grads = tuple(
             Var(self.grads[p.name]) if p.name in self.needs and p.name in self.grads else None for p in self.inputs
@@ -274,7 +279,9 @@ class Walk:
         written = Written(self.aliases.written_arguments(), tuple(histories), frozenset(
             position for position, out in enumerate(flat) if isinstance(out, Var) and out.name in histories.values()),
             self.repeated)
-        return Joint(trace, self.names, differentiable, written)
+        depends = tuple(frozenset(i for i in range(len(flat)) if grad and self.reached.get(p.name, 0) >> i & 1)
+                        for p, grad in zip(self.inputs, grads, strict=True))
+        return Joint(trace, self.names, differentiable, depends, written)
 
     def seed(self, name: str, position: int) -> None:
         """Read the cotangent of an output position."""
@@ -282,6 +289,7 @@ class Walk:
         self.types[grad] = self.types[name]
         self.ops.append(Op(Target("get_grad"), (Var(name), position), out=Var(grad), tags=frozenset({Tag.GET_GRAD}),
                            phase=Phase.BW))
+        self.reached[name] = self.reached.get(name, 0) | 1 << position
         self.accumulate(name, grad)
 
     def accumulate(self, name: str, grad: str) -> None:
@@ -305,10 +313,8 @@ class Walk:
 
     def pull_back(self, chunk: Sequence[Step]) -> None:
         """Add one symbol's backward, if any of its results has a cotangent."""
-        sources = [step for step in chunk if isinstance(step, Get | Rest)]
-        if not any(isinstance(step, Get) and step.of in self.grads for step in sources):
-            if any(step.of in self.grads or step.of in self.replaced for step in sources):
-                self.replaced.update(step.to for step in chunk if isinstance(step, Put | Rest))
+        spread(chunk, self.reached, self.needs)
+        if not any(isinstance(step, Get) and step.of in self.grads for step in chunk):
             return
         names: dict[str, str] = {}
         for step in chunk:
@@ -316,7 +322,7 @@ class Walk:
                 self.ops.append(step.rename_inputs(names))
             elif isinstance(step, Get):
                 names[step.grad] = self.grads[step.of] if step.of in self.grads else self.zeros(step.of)
-            elif step.to in self.needs:
+            elif isinstance(step, Put) and step.to in self.needs:
                 self.accumulate(step.to, names.get(step.grad, step.grad))
 
     def zeros(self, name: str) -> str:

@@ -2,8 +2,12 @@
 
 As a function, an in-place operation leaves the old value as it was; in memory it is gone. So the forward copies the old
 value before it is overwritten. Eager PyTorch keeps such a copy for some operations (as `y.mul_(x)`), or else raises.
+What was overwritten as a whole has a gradient of zeros: `spread` says whose cotangents those stand for.
 """
 from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +15,7 @@ from jointtrace.ir.facts import storage
 from jointtrace.ir.op import Op, Tag, Type, Var
 from jointtrace.ir.trace import Trace
 from jointtrace.joint.alias import own_op
+from jointtrace.joint.expand import Get, Put, Rest
 
 
 def keep_overwritten(trace: Trace) -> Trace:
@@ -42,3 +47,14 @@ def keep_overwritten(trace: Trace) -> Trace:
     return trace.rebuild(ops, by=trace.by, types=types)
 
 
+def spread(chunk: Sequence[Any], reached: dict[str, int], needs: Container[str]) -> None:
+    """Note in `reached` that what reaches the results of one symbol reaches those of its operands that are in `needs`.
+
+    Eager gives an operand a gradient of zeros, and not none, where a cotangent reaches it without giving it anything.
+    """
+    mask = 0
+    for step in chunk:
+        mask |= reached.get(step.of, 0) if isinstance(step, Get | Rest) else 0
+    for step in chunk if mask else ():
+        if isinstance(step, Put | Rest) and step.to in needs:
+            reached[step.to] = reached.get(step.to, 0) | mask

@@ -15,6 +15,7 @@ import torch
 from thunder.core import dtypes, prims
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
+from thunder.core.transforms import sum_to
 from thunder.executors import torchex
 from thunder.extend import OperatorExecutor
 
@@ -252,3 +253,48 @@ def _repeat_heads(tensor: Any, times: int) -> Any:
 
 
 OPERATORS._lookasides[torch.nn.functional.scaled_dot_product_attention] = _grouped_attention
+
+
+# pad: thunder hands torch a complex value to fill with, which torch takes for real tensors alone
+
+pad = OPERATORS.register_operator(
+    "pad_complex", meta=prims.pad.meta, fn=lambda a, value, config: torch.complex(
+        torchex._pad_prim_impl(a.real, complex(value).real, config),
+        torchex._pad_prim_impl(a.imag, complex(value).imag, config)))
+OPERATORS.register_implementation(
+    prims.pad, pad, checker=lambda a, value, config: dtypes.is_complex_dtype(a.dtype))
+
+
+# diagonal: thunder gathers its elements; torch has a view, which shows writes
+
+def _diagonal_meta(a: TensorProxy, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
+    return _like(a, torch.empty(a.shape, device="meta").diagonal(offset, dim1, dim2).shape)
+
+
+diagonal = OPERATORS.register_operator("diagonal", meta=_diagonal_meta, fn=torch.diagonal)
+diagonal_backward = OPERATORS.register_operator(
+    "diagonal_backward", meta=lambda g, shape, offset, dim1, dim2: _like(g, shape), fn=ATEN.diagonal_backward.default)
+
+
+def _diagonal(a: TensorProxy, /, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
+    out = diagonal(a, offset, dim1, dim2)
+    put_grad(a, diagonal_backward(get_grad(out), a.shape, offset, dim1, dim2))
+    return out
+
+
+OPERATORS.register_implementation(ltorch.diagonal, diagonal, grad_transform=_diagonal)
+
+
+# copy_with_setitem: thunder's rule gives a value of another type a gradient of the wrong one
+
+def _copy_with_setitem(a: TensorProxy, index: Any, value: TensorProxy) -> TensorProxy:
+    out = prims.copy_with_setitem(a, index, value)
+    grad = get_grad(out)
+    put_grad(a, prims.copy_with_setitem(grad, index, 0))
+    put_grad(value, ltorch.to(sum_to(grad[index], value.shape), value.dtype))
+    return out
+
+
+OPERATORS.register_implementation(
+    prims.copy_with_setitem, torchex.copy_with_setitem_impl, grad_transform=_copy_with_setitem,
+    checker=lambda a, index, value: _is_tensor(value) and value.dtype != a.dtype)

@@ -36,6 +36,10 @@ def test_thunder_runs_after_jointtrace(python):
     python("import jointtrace" + USE)
 
 
+def test_our_joint_build_can_come_first(python):
+    python("import jointtrace.joint.build" + USE)
+
+
 def test_a_submodule_of_thunder_can_come_first(python):
     python("import jointtrace; import thunder.core.prims" + USE)
 

@@ -1,0 +1,103 @@
+"""What thunder cannot trace is refused with the line of the program, not with an error from the depth of thunder.
+
+An error that the program raises itself, as it would in eager PyTorch, stays what it is.
+Holds for lightning-thunder 0.2.6: it shows the program's lines in tracebacks as frames of their own, or, where its
+interpreter gives up, as `frame` among the variables of its own frames.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+
+import thunder
+import torch
+from thunder.core.interpreter import InterpreterError, InterpreterFrame
+from torch._C import _functorch as functorch
+
+from jointtrace.errors import JointtraceError, UnsupportedError
+
+THUNDER, TORCH = (os.path.dirname(module.__file__) + os.sep for module in (thunder, torch))
+OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+Place = tuple[str, int]
+
+_ours: ContextVar[str | None] = ContextVar("jointtrace compiles", default=None)  # the program's first line
+
+
+@contextmanager
+def compiling(program: Any) -> Iterator[None]:
+    """Let what thunder.jit makes of a function or module within the block refuse what it cannot trace."""
+    function = type(program).forward if isinstance(program, torch.nn.Module) else program
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    token = _ours.set(f"{code.co_filename}:{code.co_firstlineno}" if code else type(program).__name__)
+    try:
+        yield
+    finally:
+        _ours.reset(token)
+
+
+def refuse(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap thunder's decorator of the function that compiles a program or finds it in the cache."""
+
+    @functools.wraps(original)
+    def decorate(compile_or_find: Callable[..., Any]) -> Callable[..., Any]:
+        program = _ours.get()
+        return original(compile_or_find if program is None else _refusing(compile_or_find, program))
+
+    return decorate
+
+
+def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[..., Any]:
+    @functools.wraps(compile_or_find)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        depth = functorch.get_dynamic_layer_stack_depth()
+        try:
+            return compile_or_find(*args, **kwargs)
+        except JointtraceError:
+            raise
+        except Exception as error:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)  # thunder may give up amid torch.func.grad
+            refusal = refusal_of(error, program)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    return call
+
+
+def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
+    """Return what to raise in place of an error; None where the program itself raised it."""
+    cause = error.__cause__ if isinstance(error, InterpreterError) and error.__cause__ else error
+    if isinstance(cause, Warning):  # that the user wants as an error
+        return None
+    places = [*_places(cause.__traceback__)]
+    if places and not places[-1][0].startswith((THUNDER, OWN)) and not _speaks_of_proxies(cause):
+        return None
+    outside = [place for place in places if not place[0].startswith((THUNDER, OWN))]
+    own = [place for place in outside if not place[0].startswith(TORCH)]
+    found = (own or outside)[-1:]
+    where = f"{found[0][0]}:{found[0][1]}" if found else program
+    told = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}".rstrip(": .")
+    return UnsupportedError(f"lightning-thunder cannot trace this program ({where}): {told}; write it in another way, "
+                            'or use torch.compile(backend="jointtrace")')
+
+
+def _speaks_of_proxies(error: BaseException) -> bool:
+    """Whether an error that the program seems to raise comes of thunder's stand-ins for its values."""
+    bare = isinstance(error, AttributeError) and str(error).isidentifier()  # Python's own says more than the name
+    return bare or "thunder." in str(error)
+
+
+def _places(traceback: TracebackType | None) -> Iterator[Place]:
+    """Yield file and line of each frame, those of the interpreted program among them."""
+    while traceback is not None:
+        code, frame = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("frame")
+        if isinstance(frame, InterpreterFrame) and frame.positions is not None and frame.positions.lineno:
+            yield frame.code.co_filename, frame.positions.lineno
+        yield code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
