@@ -1,7 +1,7 @@
 """Compare a compiled function with eager PyTorch, both run on copies of the same arguments.
 
-Compared are outputs, what requires a gradient, gradients (None where eager has None), and what the arguments,
-parameters and buffers hold afterwards.
+Compared are outputs, what requires a gradient, gradients (None where eager has None), what the arguments,
+parameters and buffers hold afterwards, and which outputs are, or share memory with, arguments and other outputs.
 """
 from __future__ import annotations
 
@@ -63,14 +63,38 @@ def assert_like_eager(
         compile_fn: how to compile `fn`.
         rtol, atol: how close floating-point results must be.
     """
+    def story(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        outputs: Any = None
+        for _ in range(calls):
+            forget_gradients(fn, *args, *kwargs.values())
+            outputs = fn(*args, **kwargs)
+            if any(out.requires_grad for out in tensors(outputs)):
+                loss(outputs).backward()
+        return outputs
+
+    return assert_same_story(
+        story, fn, *args, compiled=compiled, compile_fn=compile_fn, rtol=rtol, atol=atol, **kwargs)
+
+
+def assert_same_story(
+    story: Callable[..., Any], fn: Callable[..., Any], *args: Any, compiled: Any = None,
+    compile_fn: Callable[[Callable[..., Any]], Any] = jit, rtol: float = 1e-4, atol: float = 1e-5, **kwargs: Any,
+) -> Any:
+    """Run `story(fn, *args, **kwargs)` with `fn` compiled and in eager PyTorch, and assert that they agree.
+
+    The story calls the function it is given, and runs backwards, as it likes; compared are what it returns and what
+    arguments, parameters and buffers hold in the end, gradients included. Returns the compiled function.
+    """
     if isinstance(fn, torch.nn.Module):
         assert compiled is None, "a compiled module shares its parameters with the eager one"
     twin = copy.deepcopy(fn) if isinstance(fn, torch.nn.Module) else fn
     theirs, ours = _copied((args, kwargs)), _copied((args, kwargs))
     compiled = compile_fn(fn) if compiled is None else compiled
-    expected = _run(twin, twin, *theirs, loss, calls)
-    found = _run(compiled, fn, *ours, loss, calls)
-    assert [(name, *facts) for name, _, *facts in found.rows] == [(name, *facts) for name, _, *facts in expected.rows]
+    expected = _run(story, twin, *theirs)
+    found = _run(story, compiled, *ours)
+    assert len(found.rows) == len(expected.rows), "another number of outputs"
+    for (name, _, *mine), (_, _, *eager) in zip(found.rows, expected.rows, strict=True):
+        assert mine == eager, f"{name}: {mine}, in eager {eager}"
     for (name, mine, *_), (_, eager, *_) in zip(found.rows, expected.rows, strict=True):
         torch.testing.assert_close(
             mine, eager, rtol=rtol, atol=atol, equal_nan=True, check_stride=False,
@@ -90,21 +114,25 @@ class _Outcome:
     rows: list[tuple[Any, ...]]
 
 
-def _run(fn: Any, owner: Any, args: Sequence[Any], kwargs: dict[str, Any], loss: Loss, calls: int) -> _Outcome:
-    owned = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+def forget_gradients(*trees: Any) -> None:
+    """Set the gradients of modules and of leaves among tensors to None."""
+    for module in trees:
+        for parameter in module.parameters() if isinstance(module, torch.nn.Module) else ():
+            parameter.grad = None
+    for tensor in tensors(trees):
+        if tensor.is_leaf:
+            tensor.grad = None
+
+
+def _run(story: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Outcome:
+    owned = fn if isinstance(fn, torch.nn.Module) else torch.nn.Module()
     given = [*tensors((args, kwargs))]
     torch.manual_seed(0)
-    outputs: Any = None
-    for _ in range(calls):
-        for tensor in (*given, *owned.parameters()):
-            if tensor.is_leaf:
-                tensor.grad = None
-        outputs = fn(*args, **kwargs)
-        if any(out.requires_grad for out in tensors(outputs)):
-            loss(outputs).backward()
+    outputs = story(fn, *args, **kwargs)
     rows: list[tuple[Any, ...]] = [("outputs", None, *_shape_of(outputs))]
     for i, out in enumerate(tensors(outputs)):
-        rows.append((f"output {i}", out.detach(), out.requires_grad, out.dtype, out.shape))
+        rows.append((f"output {i}", out.detach(), out.requires_grad, out.is_leaf, out.dtype, out.shape))
+    rows.append(("what is what", None, *_identities([*given, *owned.parameters(), *owned.buffers()], outputs)))
     for i, arg in enumerate(given):
         rows.append((f"argument {i} after the call", arg.detach(), arg.requires_grad))
         rows.append(_gradient(f"gradient of argument {i}", arg))
@@ -113,6 +141,15 @@ def _run(fn: Any, owner: Any, args: Sequence[Any], kwargs: dict[str, Any], loss:
         rows.append(_gradient(f"gradient of {name}", parameter))
     rows += [(name, buffer.detach(), buffer.requires_grad) for name, buffer in owned.named_buffers()]
     return _Outcome(rows)
+
+
+def _identities(known: list[torch.Tensor], outputs: Any) -> tuple[list[int], list[int]]:
+    """Return for each output the first tensor that it is, and the first one that it shares memory with."""
+    known = [*known, *tensors(outputs)]
+    objects = [id(t) for t in known]
+    memory = [t.untyped_storage().data_ptr() or id(t) for t in known]
+    count = len([*tensors(outputs)])
+    return [objects.index(o) for o in objects[-count:]], [memory.index(m) for m in memory[-count:]]
 
 
 def _gradient(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
