@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conformance.thunder_suite.compare import compare, read_lines
@@ -17,6 +16,9 @@ PLANTED = '''
 import os
 import thunder
 import torch
+
+def test_that_killed_its_process_before():
+    os._exit(8)
 
 def test_switched():
     compiled = thunder.jit(torch.sin)
@@ -32,33 +34,24 @@ def test_lost():
 
 def test_kills_the_process():
     os._exit(9)
-
-def test_behind_it():
-    pass
 '''
 
 
-def run(folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Run the planted tests with the option on; return pytest's exit status and the last outcome of each test."""
-    (folder / "test_planted.py").write_text(PLANTED)
-    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "suite.ini"), f"--rootdir={folder}",
-               "--outcomes", str(folder / "outcomes.jsonl"), "--delay-trace-split", str(folder)]
+def test_the_plugin_switches_the_option_on_and_goes_on_behind_a_test_that_died(tmp_path):
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    outcomes = tmp_path / "outcomes.jsonl"
+    outcomes.write_text('{"test": "test_planted.py::test_that_killed_its_process_before", "outcome": "crashed"}\n')
+    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "suite.ini"), f"--rootdir={tmp_path}",
+               "--outcomes", str(outcomes), "--delay-trace-split", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, {line["test"].partition("::")[2]: line for line in read_lines(folder / "outcomes.jsonl")}
-
-
-def test_the_plugin_switches_the_option_on_and_a_second_run_goes_on_behind_a_test_that_died(tmp_path):
-    status, found = run(tmp_path)
-    assert status == 9
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 9, done.stdout + done.stderr
+    found = {line["test"].partition("::")[2]: line for line in read_lines(outcomes)}
     assert {test: line["outcome"] for test, line in found.items()} == {
-        "test_switched": "passed", "test_set_by_the_test_itself": "passed", "test_lost": "failed",
-        "test_kills_the_process": "crashed"}
+        "test_that_killed_its_process_before": "crashed", "test_switched": "passed",
+        "test_set_by_the_test_itself": "passed", "test_lost": "failed", "test_kills_the_process": "crashed"}
     assert found["test_switched"]["compiled"] == 1
     assert found["test_set_by_the_test_itself"]["compiled"] == 0
-    status, again = run(tmp_path)
-    assert status == 0
-    assert {test for test in again if test not in found} == {"test_behind_it"}
 
 
 def test_the_comparison_sees_what_is_lost_and_what_is_expected_to_be():
