@@ -45,7 +45,7 @@ from jointtrace.frontends.thunder_traces import (
 )
 from jointtrace.frontends.untraceable import compiling, refuse
 from jointtrace.joint.build import Joint, build_joint
-from jointtrace.joint.lookasides import lookaside
+from jointtrace.joint.lookasides import lookaside, method
 from jointtrace.joint.places import note_place
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
@@ -332,6 +332,15 @@ def _lookaside(original: Callable[..., Any]) -> Callable[..., Any]:
     return general_jit_lookaside
 
 
+def _default_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_default_attr(tensor: TensorProxy, attribute: str, /) -> Any:
+        found = original(tensor, attribute)
+        return method(attribute) if found is None and _active_options() is not None else found
+
+    return get_default_attr
+
+
 def _set_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
     """thunder calls a buffer of the root module ".name", and never finds again what it was set to."""
 
@@ -348,6 +357,7 @@ PATCHES = (
     Patch("thunder", "_with_cache_info_ctx", refuse),
     Patch("thunder.core.jit_ext", "general_jit_lookaside", _lookaside),
     Patch("thunder.core.proxies", "tensorproxy", _tensorproxy),
+    Patch("thunder.core.proxies.TensorProxy", "get_default_attr", _default_attribute),
     Patch("thunder", "insert_alias_updates", _insert_alias_updates),
     Patch("thunder.transforms.autodiff", "grad_transform_on_trace", _grad_transform),
     Patch("thunder.executors.passes", "_transform_for_operator_executor_execution", _keep),

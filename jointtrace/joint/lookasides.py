@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ Fn = Callable[..., Any]
 CANNOT = (NotImplementedError, TypeError, RuntimeError, ValueError, AttributeError, LookupError, ArithmeticError,
           AssertionError)  # what thunder raises where it knows a function, but not this use of it
 WRONG_IN_THUNDER = frozenset({  # values: padded windows, sizes that do not divide, running statistics, weights
+    torch.std_mean,
+    torch.var_mean,
     torch.native_batch_norm,
     torch.atleast_2d,
     torch.atleast_3d,
@@ -44,10 +47,17 @@ WRONG_IN_THUNDER = frozenset({  # values: padded windows, sizes that do not divi
     torch.nn.functional.max_pool3d,
     torch.nn.functional.upsample_nearest,
 })
-WRONG_IF_UNBIASED = frozenset({torch.std, torch.var, torch.std_mean, torch.var_mean})
+WRONG_IF_UNBIASED = frozenset({torch.std, torch.var})
 
 if ltorch.unfold.id == "torch.nn.functional.unfold":  # thunder takes Tensor.unfold for its namesake
     object.__setattr__(ltorch.unfold, "id", "torch.Tensor.unfold")
+
+
+def method(attribute: str) -> Callable[..., Any] | None:
+    """Return what stands for a method of tensors that thunder's have not; None where torch has no such method."""
+    fn = getattr(torch.Tensor, attribute, None)
+    internal = attribute.startswith("_") or attribute.endswith("_")
+    return None if internal or not inspect.isroutine(fn) else operator(fn)
 
 
 def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
@@ -112,6 +122,9 @@ def operator(fn: Fn) -> Symbol:
             raise UnsupportedError(f"{name}{here()} with out=...; write with copy_ what it returns")
         with faked(name, args, kwargs) as (leaves, fake_args, fake_kwargs):
             outputs = fn(*fake_args, **fake_kwargs)
+            if not any(isinstance(out, FakeTensor) for out in flat_outputs(outputs)):
+                raise UnsupportedError(f"{name}{here()} returns no tensor: what it tells of its argument may hold for "
+                                       "other strides only; leave it out of the compiled function")
             _note_views(name, symbol, leaves, flat_outputs(outputs))
         flat, spec = tree_flatten(tuple(outputs) if isinstance(outputs, tuple) else outputs)
         result = tree_unflatten([ltorch._fake_type_to_thunder(leaf) for leaf in flat], spec)

@@ -47,6 +47,20 @@ def test_where_dropout_drops_all_there_is_a_gradient_of_zeros():
     assert_like_eager(lambda x: F.dropout(x, 1.0), leaf(4))
 
 
+def test_a_method_that_thunder_does_not_know_runs():
+    assert_like_eager(lambda x: x.take_along_dim(torch.tensor([[1]]), 1) + x.as_strided((2, 1), (1, 1)), leaf(2, 3))
+
+
+def test_what_torch_has_no_method_for_is_no_attribute():
+    compiled = jit(lambda x: x * 2 if hasattr(x, "no_such_method") else x * 3)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_what_depends_on_strides_is_refused():
+    with pytest.raises(UnsupportedError, match=r"stride .*test_lookasides.py:\d+.*returns no tensor"):
+        jit(lambda x: x * x.stride(0))(leaf(2, 3).t())
+
+
 def test_operators_of_one_python_name_are_not_taken_for_each_other():
     aten = torch.ops.aten
     assert_like_eager(lambda x: aten._safe_softmax.default(x, 0) + aten.slice.Tensor(x, 0, 0, 4), leaf(4, 3))
