@@ -1,7 +1,7 @@
 """torch.autocast where thunder 0.2.6 goes another way.
 
-Products for which thunder has no rule run in float32 there, and some say that they return bfloat16. And what was
-compiled under autocast once is, for other arguments, compiled so ever after.
+Products for which thunder has no rule run in float32 there, and some say that they return bfloat16; losses of low
+precision stay so. And what was compiled under autocast once is, for other arguments, compiled so ever after.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from thunder.core.compile_data import get_compile_data
+from thunder.core.dtypes import float32
 from thunder.core.symbol import Symbol
 from thunder.transforms.autocast import maybe_downcast_to
 
@@ -20,20 +21,26 @@ from jointtrace.frontends.thunder_python import OPTION
 PRODUCTS = frozenset({  # of torch's list for CPU; `spmm` is what thunder calls `mm`
     "addbmm", "addmm", "baddbmm", "bmm", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mm", "spmm",
 })
+IN_FLOAT32 = frozenset({  # of torch's lists for CPU and CUDA
+    "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss",
+    "prod",
+    "smooth_l1_loss",
+})
 
 
 def _rule(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def autocast_rule(symbol: Symbol) -> Callable[..., Any] | None:
         data = get_compile_data()
-        if data is None or OPTION not in data.compile_options or symbol.name not in PRODUCTS:
+        if data is None or OPTION not in data.compile_options or symbol.name not in PRODUCTS | IN_FLOAT32:
             return original(symbol)
 
-        def in_low_precision(*args: Any, dtype: Any, **kwargs: Any) -> Any:
-            lowered: Any = maybe_downcast_to(dtype, (args, kwargs))
-            return symbol(*lowered[0], **lowered[1])
+        def converted(*args: Any, dtype: Any, **kwargs: Any) -> Any:
+            wanted = float32 if symbol.name in IN_FLOAT32 else dtype
+            given: Any = maybe_downcast_to(wanted, (args, kwargs))
+            return symbol(*given[0], **given[1])
 
-        return in_low_precision
+        return converted
 
     return autocast_rule
 

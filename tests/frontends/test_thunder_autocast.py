@@ -1,4 +1,4 @@
-"""Products under autocast have eager's dtype and gradients, also where thunder has no rule for them."""
+"""Products and losses under autocast have eager's dtype and gradients, also where thunder has no rule for them."""
 from __future__ import annotations
 
 import pytest
@@ -29,6 +29,22 @@ def test_a_product_runs_in_low_precision(name):
             return product(*args)
 
     assert_like_eager(in_bfloat16, *(leaf(*shape) for shape in shapes), rtol=2e-2, atol=2e-2)
+
+
+LOSSES = {
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 2, 1])),
+    "mse_loss": lambda x: F.mse_loss(x, torch.ones(3, 4)),
+    "prod": lambda x: x.prod(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_low_precision_runs_in_float32(name):
+    def loss(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return LOSSES[name](x @ w)
+
+    assert_like_eager(loss, leaf(3, 4), leaf(4, 4), rtol=2e-2, atol=2e-2)
 
 
 def test_double_precision_is_left_alone():
