@@ -24,6 +24,7 @@ from jointtrace.errors import JointtraceError, UnsupportedError
 
 THUNDER, TORCH = (os.path.dirname(module.__file__) + os.sep for module in (thunder, torch))
 OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+KEPT = (ValueError, IndexError, TypeError, InterpreterError)  # of wrong arguments, as in eager; thunder's own
 Place = tuple[str, int]
 
 _ours: ContextVar[str | None] = ContextVar("jointtrace compiles", default=None)  # the program's first line
@@ -83,8 +84,15 @@ def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
     found = (own or outside)[-1:]
     where = f"{found[0][0]}:{found[0][1]}" if found else program
     told = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}".rstrip(": .")
-    return UnsupportedError(f"lightning-thunder cannot trace this program ({where}): {told}; write it in another way, "
-                            'or use torch.compile(backend="jointtrace")')
+    kind = _kind(tuple(kept for kept in KEPT if isinstance(error, kept) or isinstance(cause, kept)))
+    return kind(f"lightning-thunder cannot trace this program ({where}): {told}; write it in another way, "
+                'or use torch.compile(backend="jointtrace")')
+
+
+@functools.cache
+def _kind(kept: tuple[type[Exception], ...]) -> type[UnsupportedError]:
+    """Return the class of a refusal that `except` for any of some errors catches too."""
+    return type("UnsupportedError", (UnsupportedError, *kept), {"__module__": UnsupportedError.__module__})
 
 
 def _speaks_of_proxies(error: BaseException) -> bool:

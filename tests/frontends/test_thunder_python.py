@@ -102,3 +102,15 @@ def test_a_branch_on_a_number_that_the_program_computes_is_refused():
 
 def test_a_branch_on_a_number_that_is_known_is_taken():
     assert_like_eager(lambda x, n: x + 1 if n > 5 and x.shape[0] * 2 > 3 else x * 2, leaf(2), 6)
+
+
+@pytest.mark.parametrize("error", [IndexError, UnsupportedError])
+def test_a_wrong_argument_is_caught_as_the_error_that_eager_raises(error):
+    def program(x):
+        return x.sum(4)
+
+    if error is IndexError:
+        with pytest.raises(error, match=r"(?i)dimension out of range"):
+            program(leaf(2, 2))
+    with pytest.raises(error, match=r"(?i)dimension out of range"):
+        jit(program)(leaf(2, 2))

@@ -14,9 +14,6 @@ EXPECTED: dict[str, str] = {
     "test_grad.py::test_grad_transform_saved_for_backward_proxy":
         CONSTANTS + "The test looks for a number among the saved values.",
     "test_jit_general.py::test_cache_symbolic_values_basic": CONSTANTS + "The test counts compilations.",
-    "test_jit_general.py::test_cache_symbolic_values_constraints":
-        "A branch on a number that the program computes is an UnsupportedError with the line of the program; the test "
-        "expects thunder's InterpreterError, which has none.",
     "test_jit_general.py::test_cache_symbolic_values_dynamic_shape": CONSTANTS + "The test counts compilations.",
     "test_jit_general.py::test_cache_symbolic_values_reshape": CONSTANTS + "The test counts compilations.",
     "test_jit_general.py::test_matmul_nd_times_2d_runs_2d_gemm[cpu]":
