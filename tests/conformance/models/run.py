@@ -46,7 +46,7 @@ def _cell(model: Model, front_end: str, mode: str, faults: list[str]) -> str:
     result = _trained(model, mode, front_end, "eager", faults)
     if result is None:
         return "fails"
-    return f"{result.error:.2g} / {result.eager_error:.2g}" if mode == AUTOCAST else f"{result.error:.1e}"
+    return f"{result.error:.2g} / {result.eager_error:.2g}" if mode == AUTOCAST else f"{result.error:.2g}"
 
 
 def _through_inductor(name: str, front_end: str, faults: list[str]) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import jointtrace  # isort: skip  # before thunder, which it makes importable
+
 import thunder
 import torch
 from conformance.models.zoo import Batch, Model
 from transformers.models.t5.modeling_t5 import T5Attention
-
-import jointtrace
 
 PLAIN, CHECKPOINTED, AUTOCAST = MODES = ("f32", "checkpointing", "bf16 autocast")
 DYNAMO, THUNDER = FRONT_ENDS = ("Dynamo", "thunder")
