@@ -56,13 +56,14 @@ def refuse(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[..., Any]:
     @functools.wraps(compile_or_find)
     def call(*args: Any, **kwargs: Any) -> Any:
-        depth = functorch.get_dynamic_layer_stack_depth()
+        depth, differentiates = functorch.get_dynamic_layer_stack_depth(), torch.is_grad_enabled()
         try:
             return compile_or_find(*args, **kwargs)
         except JointtraceError:
             raise
         except Exception as error:
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)  # thunder may give up amid torch.func.grad
+            torch.set_grad_enabled(differentiates)  # or within torch.no_grad
             refusal = refusal_of(error, program)
             if refusal is None:
                 raise
