@@ -43,7 +43,14 @@ def table(rows: Mapping[Key, Row]) -> str:
     for verdict, meaning in MEANING.items():
         lines.append(_line(meaning, (_share(counts[f][verdict.value], len(worst[f])) for f in FRONTS)))
     lines.append(_line("samples that pass", (_samples(rows, front) for front in FRONTS)))
+    lines.append(_line("operators that pass with the torch_compile executor, of a few",
+                       (_compiled(rows, front) for front in FRONTS)))
     return "\n".join(lines)
+
+
+def _compiled(rows: Mapping[Key, Row], front: str) -> str:
+    ours = [row for (_, _, of), row in rows.items() if of == f"{front}, torch_compile"]
+    return f"{sum(row['verdict'] == Verdict.PASS.value for row in ours)} of {len(ours)}"
 
 
 def _line(name: str, cells: Iterable[Any]) -> str:

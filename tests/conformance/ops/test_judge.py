@@ -123,10 +123,12 @@ def test_everything_that_is_expected_to_fail_is_an_operator_of_the_database():
 def test_the_table_counts_an_operator_by_its_worse_dtype(tmp_path):
     (tmp_path / "README.md").write_text(f"before\n{table.START}\nold\n{table.END}\nafter\n")
     rows = _row("sin", "pass") | _row("sin", "refused", "float64") | _row("cos", "pass")
+    rows[("exp", "float32", "thunder, torch_compile")] = {"verdict": "pass"}
     table.write(rows, tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| operators | 0 | 2 |" in text
     assert "| refused with a clear error, at least one sample | 0 | 1 (50.0 %) |" in text
+    assert "of a few | 0 of 0 | 1 of 1 |" in text
     assert "- `sin` (1 of 2): why" in (tmp_path / "docs" / "coverage.md").read_text()

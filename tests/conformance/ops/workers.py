@@ -54,6 +54,8 @@ def judge_all(keys: Sequence[results.Key], samples: int, state: str, workers: in
 
 
 def _count(key: results.Key, samples: int) -> int:
+    if key[2] in results.COMPILING:
+        return 1
     return samples if key[1] == "float32" else max(1, samples // 2)
 
 
