@@ -78,7 +78,9 @@ def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
     if isinstance(cause, Warning):  # that the user wants as an error
         return None
     places = [*_places(cause.__traceback__)]
-    if places and not places[-1][0].startswith((THUNDER, OWN)) and not _speaks_of_proxies(cause):
+    last = max((i for i, place in enumerate(places) if not place[0].startswith((THUNDER, OWN, TORCH))), default=-2)
+    below = places[last + 1:]  # what the program's last line called; -1 with the default: the innermost frame alone
+    if places and not any(p[0].startswith((THUNDER, OWN)) for p in below) and not _speaks_of_proxies(cause):
         return None
     outside = [place for place in places if not place[0].startswith((THUNDER, OWN))]
     own = [place for place in outside if not place[0].startswith(TORCH)]

@@ -78,7 +78,7 @@ REFUSED = (
     Refused("vmap", lambda x: torch.vmap(torch.sin)(x), LINE, "thunder's interpreter cannot run it"),
     Refused("a gradient in the program", lambda x: torch.func.grad(lambda y: y.sin().sum())(x) * x, LINE,
             "thunder's tensors are none to functorch"),
-    Refused("a backward in the program", lambda x: x.sin().sum().backward(), rf"{LINE}.*backward",
+    Refused("a backward in the program", lambda x: x.sin().sum().backward(), LINE,
             "thunder traces no backward"),
     Refused("a recurrent layer", lambda x: GRU(x.unsqueeze(0))[0], rf"{LINE}.*KeyError", "thunder knows none"),
 )
