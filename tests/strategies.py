@@ -20,6 +20,7 @@ from jointtrace.ir.trace import Trace
 
 aten = torch.ops.aten
 SHAPES = ((2, 3), (3, 2), (3, 3), (3,), ())
+WIDER = {torch.float32: torch.float64, torch.float64: torch.float32}
 UNARY = (aten.sin.default, aten.neg.default, aten.sigmoid.default, aten.relu.default)
 BINARY = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
 GET_GRAD = Target("get_grad")
@@ -74,11 +75,11 @@ def sample_inputs(trace: Trace, seed: int = 0) -> list[torch.Tensor]:
 
 
 def sample_cotangents(trace: Trace, seed: int = 0) -> list[torch.Tensor | None]:
-    """Return one cotangent per output of `trace`, None where the output is a constant."""
-    return [
-        _sample(trace.types[leaf.name], seed, f"cotangent {i}") if isinstance(leaf, Var) else None
-        for i, leaf in enumerate(trace.outputs)
-    ]
+    """Return one cotangent per output of `trace`, None where the output is a constant or holds integers."""
+    differentiable = [isinstance(leaf, Var) and trace.types[leaf.name].dtype.is_floating_point
+                      for leaf in trace.outputs]
+    return [_sample(trace.types[leaf.name], seed, f"cotangent {i}") if differentiable[i] else None
+            for i, leaf in enumerate(trace.outputs)]
 
 
 def _sample(type_: Any, seed: int, what: str) -> torch.Tensor:
@@ -129,8 +130,9 @@ def traces(draw: st.DrawFn, max_ops: int = 12, writes: bool = True, random: bool
 
     Holds what passes get wrong: several and repeated outputs, inputs and constants among outputs, one cotangent per
     output position (read or not, early or late), dead ops, repeated expressions, results of several values used in
-    part, views, random draws (`random`), ops under the user's checkpoint, backward ops that need only forward values,
-    and writes (`writes`): by the forward to its inputs, and by either phase to values it made.
+    part, of which some are integers, casts, views, random draws (`random`), ops under the user's checkpoint, backward
+    ops that need only forward values, and writes (`writes`): by the forward to its inputs, and by either phase to
+    values it made, also through views.
     """
     build = _Build(draw, _operators(writes, random))
     build.add_inputs(draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)))
@@ -138,7 +140,7 @@ def traces(draw: st.DrawFn, max_ops: int = 12, writes: bool = True, random: bool
         build.add_op()
     outputs = build.choose_outputs()
     build.phase = Phase.BW
-    pending = [(leaf.name, i) for i, leaf in enumerate(outputs) if isinstance(leaf, Var)]
+    pending = [(leaf.name, i) for i, leaf in enumerate(outputs) if isinstance(leaf, Var) and build.is_float(leaf.name)]
     pending = draw(st.permutations(pending))[: draw(st.integers(0, len(pending)))]
     for _ in range(draw(st.integers(0, max_ops))):
         if pending and draw(st.booleans()):
@@ -167,7 +169,7 @@ class _Build:
         for shape in shapes:
             name = f"x{len(self.inputs)}"
             self.inputs.append(name)
-            self._know(name, shape, name)
+            self._know(name, TensorType(shape, torch.float32), name)
 
     def add_op(self) -> None:
         op = self.draw(st.sampled_from(self.operators))(self)
@@ -181,15 +183,22 @@ class _Build:
     def add_get_grad(self, output: str, position: int) -> None:
         op = get_grad(output, position, self.fresh())
         self.ops.append(op)
-        self._know(op.outs[0], self.types[output].shape, op.outs[0])
+        self._know(op.outs[0], self.types[output], op.outs[0])
 
     def fresh(self) -> str:
         return f"v{len(self.types)}"
 
     def pick(self, wanted: Callable[[str], bool] = lambda name: True) -> str | None:
-        """Choose a readable value for which `wanted` holds, newest first as hypothesis shrinks."""
-        candidates = [name for name in reversed(self.readable) if wanted(name)]
+        """Choose a readable number for which `wanted` holds, newest first as hypothesis shrinks."""
+        candidates = [name for name in reversed(self.readable) if self.is_float(name) and wanted(name)]
         return self.draw(st.sampled_from(candidates)) if candidates else None
+
+    def pick_like(self, name: str | None, wanted: Callable[[str], bool] = lambda name: True) -> str | None:
+        """Choose a value of the shape and dtype of another one."""
+        return self.pick(lambda other: name is not None and self.types[other] == self.types[name] and wanted(other))
+
+    def is_float(self, name: str) -> bool:
+        return self.types[name].dtype.is_floating_point
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.types[name].shape
@@ -203,7 +212,7 @@ class _Build:
     def choose_grads(self) -> tuple[Var | None, ...]:
         grads = []
         for name in self.inputs:
-            fits = [v for v in self.readable if self.phases[v] is Phase.BW and self.shape(v) == self.shape(name)]
+            fits = [v for v in self.readable if self.phases[v] is Phase.BW and self.types[v] == self.types[name]]
             grads.append(self.draw(st.sampled_from([None, *map(Var, fits)][::-1])))
         return tuple(grads)
 
@@ -217,17 +226,20 @@ class _Build:
         out = [Var(f"v{len(self.types) + i}") for i in range(len(made))]
         for var, value in zip(out, made, strict=True):
             shares = op.writes or (op.ins if Tag.VIEW in op.tags else ())
-            self._know(var.name, tuple(value.shape), self.owner[shares[0]] if shares else var.name)
+            self._know(var.name, TensorType(tuple(value.shape), value.dtype),
+                       self.owner[shares[0]] if shares else var.name)
         self.ops.append(op.replace(out=out[0] if isinstance(op.out, Var) else out))
 
-    def _know(self, name: str, shape: tuple[int, ...], owner: str) -> None:
-        self.types[name] = TensorType(shape, torch.float32)
+    def _know(self, name: str, type_: Any, owner: str) -> None:
+        self.types[name] = type_
         self.readable.append(name)
         self.owner[name] = owner
         self.phases[name] = self.phase
 
     def _meta(self, leaf: Any) -> Any:
-        return torch.empty(self.shape(leaf.name), device="meta") if isinstance(leaf, Var) else leaf
+        if not isinstance(leaf, Var):
+            return leaf
+        return torch.empty(self.shape(leaf.name), dtype=self.types[leaf.name].dtype, device="meta")
 
 
 def _rarely() -> st.SearchStrategy[bool]:
@@ -235,8 +247,8 @@ def _rarely() -> st.SearchStrategy[bool]:
 
 
 def _operators(writes: bool, random: bool) -> list[Callable[[_Build], Op | None]]:
-    always = [_unary, _binary, _scalar, _repeat, _mm, _sum, _view, _transpose, _cat, _split]
-    return always + [_rand_like] * random + [_copy_, _add_] * writes
+    always = [_unary, _binary, _scalar, _repeat, _mm, _sum, _view, _transpose, _cat, _split, _cast, _max, _select]
+    return always + [_rand_like] * 3 * random + [_copy_, _add_, _add_] * writes
 
 
 def _one(overload: Any, *args: Any, **kwargs: Any) -> Op | None:
@@ -253,8 +265,7 @@ def _unary(b: _Build) -> Op | None:
 
 def _binary(b: _Build) -> Op | None:
     first = b.pick()
-    second = b.pick(lambda name: first is not None and b.shape(name) == b.shape(first))
-    return _one(b.draw(st.sampled_from(BINARY)), first, second)
+    return _one(b.draw(st.sampled_from(BINARY)), first, b.pick_like(first))
 
 
 def _scalar(b: _Build) -> Op | None:
@@ -272,7 +283,8 @@ def _repeat(b: _Build) -> Op | None:
 
 def _mm(b: _Build) -> Op | None:
     left = b.pick(lambda name: len(b.shape(name)) == 2)
-    right = b.pick(lambda n: left is not None and len(b.shape(n)) == 2 and b.shape(n)[0] == b.shape(left)[1])
+    right = b.pick(lambda n: left is not None and len(b.shape(n)) == 2 and b.shape(n)[0] == b.shape(left)[1]
+                   and b.types[n].dtype == b.types[left].dtype)
     return _one(aten.mm.default, left, right)
 
 
@@ -290,7 +302,7 @@ def _transpose(b: _Build) -> Op | None:
 
 def _cat(b: _Build) -> Op | None:
     first = b.pick(lambda name: 0 < max(b.shape(name), default=0) <= 6)
-    second = b.pick(lambda name: first is not None and b.shape(name) == b.shape(first))
+    second = b.pick_like(first)
     return _one(aten.cat.default, [first, second], 0)
 
 
@@ -298,6 +310,21 @@ def _split(b: _Build) -> Op | None:
     name = b.pick(lambda name: 0 < max(b.shape(name), default=0) <= 3)
     op = _one(aten.split.Tensor, name, 1, 0)
     return op and op.replace(out=[])
+
+
+def _cast(b: _Build) -> Op | None:
+    name = b.pick()
+    return None if name is None else _one(aten._to_copy.default, name, dtype=WIDER[b.types[name].dtype])
+
+
+def _max(b: _Build) -> Op | None:
+    """Two results, the second of which are integers."""
+    op = _one(aten.max.dim, b.pick(lambda name: len(b.shape(name)) > 0), 0)
+    return op and op.replace(out=[])
+
+
+def _select(b: _Build) -> Op | None:
+    return _one(aten.select.int, b.pick(lambda name: len(b.shape(name)) > 0), 0, 0)
 
 
 def _rand_like(b: _Build) -> Op | None:
@@ -310,10 +337,15 @@ def _copy_(b: _Build) -> Op | None:
 
 
 def _add_(b: _Build) -> Op | None:
-    written = b.pick(lambda n: b.owner[n] == n and n not in b.inputs and b.phases[n] is b.phase)
+    """A write to a value this phase made, or to a view of one."""
+    def mine(name: str) -> bool:
+        return b.owner[name] not in b.inputs and b.phases[b.owner[name]] is b.phase
+
+    views = [name for name in b.readable if b.owner[name] != name]
+    written = b.pick(lambda n: mine(n) and n in views) if b.draw(st.booleans()) else b.pick(mine)
     return _one(aten.add_.Tensor, written, _unrelated(b, written))
 
 
 def _unrelated(b: _Build, written: str | None) -> str | None:
-    """A value of the shape of the one written to, in other memory."""
-    return b.pick(lambda n: written is not None and b.shape(n) == b.shape(written) and b.owner[n] != b.owner[written])
+    """A value of the type of the one written to, in other memory."""
+    return b.pick_like(written, lambda n: written is not None and b.owner[n] != b.owner[written])

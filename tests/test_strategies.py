@@ -124,6 +124,10 @@ HAZARDS = {
         op.phase is Phase.BW and Tag.GET_GRAD not in op.tags and not set(op.ins) & _backward(t) for op in t.ops
     ),
     "gradient": lambda t: any(t.grads),
+    "two dtypes": lambda t: len({t.types[name].dtype for op in t.ops for name in op.outs}) > 1,
+    "integer result": lambda t: any(t.types[name].dtype == torch.int64 for op in t.ops for name in op.outs),
+    "write through a view": lambda t: any(
+        set(op.writes) & {name for view in _tagged(t, Tag.VIEW) for name in view.outs} for op in t.ops),
 }
 
 

@@ -91,6 +91,7 @@ def dropped(self, name, grad):
 def test_a_wrong_gradient_is_found_made_small_and_printed_as_a_script(monkeypatch, python):
     monkeypatch.setattr(Walk, "accumulate", dropped)
     monkeypatch.setattr("conformance.fuzz.run.LINES", 3)  # making a program smaller takes long
+    monkeypatch.setattr("conformance.fuzz.run.FAILURES", 1)
     batch = Batch("thunder", "eager", seed=1, programs=40).run()
     assert batch.failures
     message, script = batch.failures[0].split("import jointtrace", 1)
