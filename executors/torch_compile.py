@@ -21,6 +21,7 @@ import torch
 
 from jointtrace.errors import UnsupportedError
 from jointtrace.executors.base import Compiled, Executor, gains
+from jointtrace.executors.inductor_dry_run import Sample, dry_run
 from jointtrace.executors.parts import with_parts
 from jointtrace.ir.draw import RUN_AS_THEY_STAND
 from jointtrace.ir.fx import to_region_graph
@@ -105,6 +106,15 @@ class InductorRegion:
             variant = self._compile(key, args)
         return variant(args)  # type: ignore[return-value]  Inductor's code returns a tuple
 
+    def dry_run(self, args: Sequence[Any], sample: Sample) -> Boxed | None:
+        """Return the code for inputs like `args` for tensors without memory; None where it is not compiled yet.
+
+        The only variant there is stands for layouts that the caller does not know.
+        """
+        known = [*self.variants.values()]
+        variant = self.variants.get(self.key(list(args)), known[0] if len(known) == 1 else None)
+        return _dry(variant, sample) if variant is not None else None
+
     def _compile(self, key: tuple[Any, ...], args: list[Any]) -> Boxed:
         from torch._dynamo.convert_frame import compile_lock
 
@@ -138,6 +148,10 @@ class GraphRegion:
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Run the region."""
         return tuple(self.boxed(list(args)))
+
+    def dry_run(self, args: Sequence[Any], sample: Sample) -> Boxed | None:
+        """Return the code of the region for tensors without memory; None where it is no Python code."""
+        return _dry(self.boxed, sample)
 
 
 def failure(name: str, body: Trace, error: Exception) -> str:
@@ -240,7 +254,7 @@ def _with_aliases(run: Boxed, shared: list[int]) -> Boxed:
             outputs[position] = outputs[position].detach()
         return tuple(outputs)
 
-    return with_aliases
+    return _around(with_aliases, run, lambda inner: _with_aliases(inner, shared))
 
 
 def _memory(node: Any) -> int | None:
@@ -280,7 +294,22 @@ def _emptying(run: Boxed, tensors: list[int]) -> Boxed:
         args.clear()
         return run(kept)
 
-    return emptying
+    return _around(emptying, run, lambda inner: _emptying(inner, tensors))
+
+
+def _around(outer: Boxed, inner: Boxed, again: Callable[[Boxed], Boxed]) -> Boxed:
+    """Return `outer`, which says what it wraps and how to wrap that again."""
+    outer.around = inner, again  # type: ignore[attr-defined]
+    return outer
+
+
+def _dry(run: Boxed, sample: Sample) -> Boxed | None:
+    """Return a region's code for tensors without memory, wrapped as the region is."""
+    if not hasattr(run, "around"):
+        return dry_run(run, sample)
+    inner, again = run.around  # type: ignore[attr-defined]
+    dry = _dry(inner, sample)
+    return again(dry) if dry is not None else None
 
 
 @contextlib.contextmanager

@@ -23,12 +23,12 @@ from jointtrace.ir.facts import nbytes
 from jointtrace.ir.op import Op, Tag
 from jointtrace.ir.trace import Trace
 from jointtrace.options import Budget
-from jointtrace.passes._choice import Choice, cheapest, choice_of
+from jointtrace.passes._choice import Choice, cheapest, choice_of, plan_of
 from jointtrace.passes._copy import compute_again
 from jointtrace.passes._limit import Planned, Search
 from jointtrace.passes._save import check_overwritten, saved
 
-__all__ = ["recompute", "saved", "why_kept"]
+__all__ = ["cost_of_recompute", "recompute", "saved", "why_kept"]
 
 Policy = Callable[[Op], Any]
 POLICIES = {
@@ -67,6 +67,18 @@ def why_kept(trace: Trace, *, fused: Callable[[Op], bool], policy: Policy | None
     A value without a reason is kept because that is the cheaper choice.
     """
     return dict(choice_of(_asked(trace, policy) if policy else trace, fused, _too_dear(fused)).why_kept)
+
+
+def cost_of_recompute(
+    trace: Trace, again: Set[str], *, fused: Callable[[Op], bool], policy: Policy | None = None
+) -> dict[str, int]:
+    """Return what computing again a value more would add to the cost of the plan that computes `again` again.
+
+    That is for each value that the plan keeps and need not, in bytes of memory traffic; `trace` as for `why_kept`.
+    """
+    choice = choice_of(_asked(trace, policy) if policy else trace, fused, _too_dear(fused))
+    cost, kept = choice.cost(again), plan_of(choice, again)[0]
+    return {name: choice.cost({*again, name}) - cost for name in kept if name not in choice.why_kept}
 
 
 def _within(choice: Choice, fastest: Iterable[str], budget: Budget) -> Set[str]:

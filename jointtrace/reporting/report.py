@@ -3,13 +3,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from jointtrace.ir.facts import nbytes, producers, storage
 from jointtrace.ir.op import Op, Phase, Source, Tag, TensorType
 from jointtrace.ir.trace import Trace
 from jointtrace.pipeline import Stage
 from jointtrace.regions.fuse import executor_of
+from jointtrace.reporting.memory import MemoryReport, memory_of
 from jointtrace.runtime.record import Origin, Record
 
 MIB = 2**20
@@ -72,6 +74,12 @@ class CompilationReport:
     eager: tuple[EagerReport, ...]
     finished: bool
     origin: Origin | None = None
+    record: Record | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def memory(self) -> MemoryReport | None:
+        """Where the memory goes, made when it is first asked for; None where the compilation did not finish."""
+        return memory_of(self.record) if self.record is not None and self.finished else None
 
     @property
     def ran(self) -> bool:
@@ -114,6 +122,11 @@ class Report:
         return self.last.saved_bytes
 
     @property
+    def memory(self) -> MemoryReport | None:
+        """Where the memory of the newest compilation goes; None where it did not finish."""
+        return self.last.memory
+
+    @property
     def eager(self) -> tuple[EagerReport, ...]:
         """What of the newest compilation runs eagerly."""
         return self.last.eager
@@ -141,7 +154,7 @@ def report_of(record: Record) -> CompilationReport:
                 by_storage[owner[value.name]] = max(value.nbytes, by_storage.get(owner[value.name], 0))
     return CompilationReport(
         record.frontend, tuple(ex.name for ex in record.executors), tuple(record.stages), tuple(_regions(record)),
-        saved, sum(by_storage.values()), tuple(_eager(record)), halves is not None, record.origin,
+        saved, sum(by_storage.values()), tuple(_eager(record)), halves is not None, record.origin, record,
     )
 
 
@@ -213,5 +226,7 @@ def _lines(c: CompilationReport) -> Iterator[str]:
     for s in sorted(kept, key=lambda s: -s.nbytes):
         where = f"  {s.source}" if s.source else ""
         yield f"  {s.nbytes / MIB:9.3f} MiB  {s.name}: {s.dtype}{list(s.shape)}  {s.made_by}{where}"
+    for i, line in enumerate(c.memory.summary() if c.memory is not None else ()):
+        yield f"{'' if i else 'memory':<10}{line}"
     for e in c.eager:
         yield f"eager     {e.count} x {e.target} ({e.phase}): {e.reason}"

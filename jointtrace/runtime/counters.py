@@ -11,10 +11,12 @@ class Counters:
 
     def __init__(self) -> None:
         self._cells: dict[str, list[int]] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
 
     def counted(self, name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return `fn` (and its `boxed` form, where it has one) counting its calls under `name`, from 0."""
         cell = self._cells.setdefault(name, [0])
+        self._functions[name] = fn
 
         def call(*args: Any) -> Any:
             cell[0] += 1
@@ -29,6 +31,10 @@ class Counters:
 
             call.boxed = boxed  # type: ignore[attr-defined]
         return call
+
+    def function(self, name: str) -> Callable[..., Any] | None:
+        """Return what is counted under `name`; None where nothing is."""
+        return self._functions.get(name)
 
     def calls(self) -> dict[str, int]:
         """Return the calls by region, in the order of registration."""
