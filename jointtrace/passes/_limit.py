@@ -6,9 +6,8 @@ Where there are too many ops for that, it is one of a few plans: a prefix of the
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from jointtrace.ir.memory import MemoryPlan, plan_memory
 from jointtrace.ir.trace import Trace
@@ -19,7 +18,7 @@ from jointtrace.passes._reads import Reads
 from jointtrace.passes.dce import dce
 
 ROUNDS = 40  # programs to solve; most choices take fewer than ten
-MOST_OPS = 400  # that may run again: a program of 170 takes seconds, and its tree grows faster than it does
+MOST_OPS = 300  # that may run again: a program of 170 takes seconds, and its tree grows faster than it does
 PREFIXES = 8
 NARROW = 2  # values: what a transformer block hands on, and what all decoder blocks read of an encoder
 
@@ -49,6 +48,7 @@ class Search:
         self.choice = choice
         self.fastest = planned(choice, fastest)
         self.known = [self.fastest]
+        self.solved: set[int | None] = set()
         self.program: Program | None = None
         program = Program(choice)
         if len(set(program.ops.values())) <= MOST_OPS:
@@ -60,21 +60,37 @@ class Search:
 
     def smallest(self) -> Planned:
         """Return the plan with the least planned peak."""
-        if self.program is not None:
-            self._improve(self.program, self.program.smallest, None)
+        self._improve(None)
         return min(self.known, key=lambda plan: (plan.peak_bytes, plan.cost))
 
     def within(self, limit: int) -> Planned | None:
         """Return the cheapest plan with a planned peak of at most `limit` bytes; None where none was found."""
-        if self.program is not None:
-            self._improve(self.program, partial(self.program.cheapest, limit), limit)
+        self._improve(limit)
         fitting = [plan for plan in self.known if plan.peak_bytes <= limit]
         return min(fitting, key=lambda plan: (plan.cost, plan.peak_bytes), default=None)
 
-    def _improve(self, program: Program, solve: Callable[[], set[str] | None], limit: int | None) -> None:
+    def at(self, fraction: float) -> Planned:
+        """Return the cheapest plan at a fraction of the way from the least planned peak to that of the fastest plan.
+
+        The plans at all tenths are looked for, whatever the fraction: of plans that are known alike the cheapest one
+        never peaks higher for a smaller limit, though none of them is proven to be the cheapest there is.
+        """
+        least = self.smallest().peak_bytes
+        limits = [least + int(tenth / 10 * (self.fastest.peak_bytes - least)) for tenth in range(10)]
+        for limit in reversed(limits):
+            self._improve(limit)
+        found = self.within(least + int(fraction * (self.fastest.peak_bytes - least)))
+        assert found is not None
+        return found
+
+    def _improve(self, limit: int | None) -> None:
         """Solve again and again, each time with the peak of the last plan watched, until that is known or allowed."""
+        program = self.program
+        if program is None or limit in self.solved or (limit or 0) >= self.fastest.peak_bytes:
+            return
+        self.solved.add(limit)
         for _ in range(ROUNDS):
-            again = solve()
+            again = program.smallest() if limit is None else program.cheapest(limit)
             if again is None:
                 return
             plan = planned(self.choice, again)
@@ -111,16 +127,18 @@ def _prefixes(choice: Choice, fastest: frozenset[str]) -> Iterator[set[str]]:
 
 
 def _narrow(choice: Choice, reads: Reads) -> list[str]:
-    """Return the values that alone, or with one other, lead from one half of the forward to the next."""
+    """Return the values that lead, alone or with one other, from one part of the forward to the next, and are small."""
+    forward = choice.trace.ops[: choice.trace.boundary]
     last: dict[str, int] = {}
-    for position, op in enumerate(choice.trace.ops[: choice.trace.boundary]):
+    for position, op in enumerate(forward):
         last.update((root, position) for name in op.ins if name in choice.nbytes for root in reads.roots(name))
-    found: dict[str, None] = {}
     alive: dict[str, int] = {}
-    for position, op in enumerate(choice.trace.ops[: choice.trace.boundary]):
+    points: list[tuple[int, tuple[str, ...]]] = []
+    for position, op in enumerate(forward):
         alive = {name: end for name, end in alive.items() if end > position}
-        alive.update((name, last[name]) for name in op.outs if last.get(name, -1) > position and
-                     reads.roots(name) == (name,))
-        if len(alive) <= NARROW:
-            found.update(dict.fromkeys(name for name in alive if name in choice.again))
-    return list(found)
+        alive.update((name, last[name]) for name in op.outs if last.get(name, -1) > position)
+        if alive:
+            points.append((sum(choice.nbytes[name] for name in alive), tuple(alive)))
+    small = sorted(size for size, _ in points)[len(points) // 4] if points else 0
+    found = (name for size, names in points if size <= small and len(names) <= NARROW for name in names)
+    return [name for name in dict.fromkeys(found) if name in choice.again]

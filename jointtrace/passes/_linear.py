@@ -11,8 +11,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-NODES = 1000
-GAP = 1e-3  # of a solution's cost to the proven bound
+NODES = 100
+GAP = 5e-3  # of a solution's cost to the proven bound
 TIE = 1e-9  # of equally good solutions always the same one
 SLACK = 1e-5  # what the solver takes for equal
 

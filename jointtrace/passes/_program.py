@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jointtrace.passes._choice import Choice
 from jointtrace.passes._linear import SLACK, Linear, Row, plus, times
@@ -24,8 +24,9 @@ class _Op:
 
     again: int
     operands: tuple[str, ...]
-    readers: list[_Op] = field(default_factory=list)
-    first: float = math.inf
+    outs: list[str]
+    readers: list[_Op]
+    first: float
 
 
 class Program:
@@ -71,24 +72,26 @@ class Program:
         return again.union(name for name in self.choice.values if self.reads.is_view(name))
 
     def _declare(self) -> None:
-        choice, by_first = self.choice, {}
-        for name in choice.values:
-            if self.reads.roots(name) != (name,):
-                continue
-            if name not in choice.why_again:
-                self.kept[name] = self.linear.variable(choice.keep(name) / UNIT, whole=True)
+        choice, linear = self.choice, self.linear
+        names = [name for name in choice.values if self.reads.roots(name) == (name,)]
+        made: defaultdict[str, list[str]] = defaultdict(list)
+        for name in names:
             if name not in choice.why_kept:
-                first = choice.maker[name].outs[0]
-                if first not in by_first:
-                    again = self.linear.variable(choice.again[name] / UNIT, whole=True)
-                    by_first[first] = _Op(again, self.reads.operands(choice.maker[name]))
-                self.ops[name] = by_first[first]
-        for op in by_first.values():
+                made[choice.maker[name].outs[0]].append(name)
+        for outs in reversed(made.values()):  # readers first
+            readers = list(dict.fromkeys(reader for name in outs for reader in self.readers[name]))
+            inherits = len(readers) == 1 and self.reads.passes_on(outs, readers[0].outs)
+            again = readers[0].again if inherits else linear.variable(whole=True)
+            linear.costs[again] += choice.again[outs[0]] / UNIT
+            first = min(self.reads.first.get(name, math.inf) for name in outs)
+            op = _Op(again, self.reads.operands(choice.maker[outs[0]]), outs, readers, first)
+            self.ops.update(dict.fromkeys(outs, op))
             for operand in op.operands:
                 self.readers[operand].append(op)
-        for name, op in self.ops.items():
-            op.readers.extend(self.readers[name])
-            op.first = min(op.first, self.reads.first.get(name, math.inf))
+            names = [name for name in names if not inherits or name not in outs]
+        for name in names:
+            if name not in choice.why_again:
+                self.kept[name] = linear.variable(choice.keep(name) / UNIT, whole=True)
 
     def _require(self) -> None:
         """What is read exists: it is kept or computed again."""
@@ -106,6 +109,8 @@ class Program:
         """Return an expression that is 1 where `op` has run again by the time that `position` has."""
         key = op.again, position
         if key not in self._made:
+            if [reader.again for reader in op.readers] == [op.again]:
+                return self._made_by(op.readers[0], position)
             parts = [part for reader in op.readers if (part := self._made_by(reader, position))]
             again = {op.again: 1.0}
             self._made[key] = again if op.first <= position else self.linear.any_of(parts, again) if parts else {}

@@ -58,6 +58,12 @@ class Reads:
         return not in_loop(self.choice.maker[name], fused) or any(
             not in_loop(reader, fused) for reader in self._readers_again(name))
 
+    def passes_on(self, names: list[str], results: list[str]) -> bool:
+        """Whether to keep `results`, which one op makes of `names` and nothing else reads, is never worse."""
+        sizes = self.choice.nbytes
+        larger = sum(sizes[name] for name in results) > sum(sizes[name] for name in names)
+        return not larger and self.last.keys().isdisjoint(names) and self.choice.why_again.keys().isdisjoint(results)
+
     def _readers_again(self, name: str) -> Iterator[Op]:
         ops = self.choice.trace.ops
         for position in self._uses[name]:

@@ -55,43 +55,51 @@ def recompute(
     """
     check_overwritten(trace)
     asked = _asked(trace, policy) if policy else trace
-    again: Set[str] = cheapest(choice_of(asked, fused, _too_dear(fused)))
+    choice = choice_of(asked, fused, _too_dear(fused))
+    if policy:
+        _check_policy(trace, choice)
+    again: Set[str] = cheapest(choice)
     if budget is not None and budget.fraction != 1:
         again = _within(choice_of(asked, fused, _on_request), again, budget)
     return compute_again(asked, again)
 
 
-def why_kept(trace: Trace, *, fused: Callable[[Op], bool], policy: Policy | None = None) -> dict[str, str]:
+def why_kept(
+    trace: Trace, *, fused: Callable[[Op], bool], budget: Budget | None = None, policy: Policy | None = None
+) -> dict[str, str]:
     """Return for forward values of the trace that `recompute` was given why they cannot be computed again.
 
     A value without a reason is kept because that is the cheaper choice.
     """
-    return dict(choice_of(_asked(trace, policy) if policy else trace, fused, _too_dear(fused)).why_kept)
+    return dict(_asked_choice(trace, fused, budget, policy).why_kept)
 
 
 def cost_of_recompute(
-    trace: Trace, again: Set[str], *, fused: Callable[[Op], bool], policy: Policy | None = None
+    trace: Trace, again: Set[str], *, fused: Callable[[Op], bool], budget: Budget | None = None,
+    policy: Policy | None = None,
 ) -> dict[str, int]:
     """Return what computing again a value more would add to the cost of the plan that computes `again` again.
 
-    That is for each value that the plan keeps and need not, in bytes of memory traffic; `trace` as for `why_kept`.
+    That is for each value that the plan keeps and need not, in bytes of memory traffic; the rest as for `recompute`.
     """
-    choice = choice_of(_asked(trace, policy) if policy else trace, fused, _too_dear(fused))
+    choice = _asked_choice(trace, fused, budget, policy)
     cost, kept = choice.cost(again), plan_of(choice, again)[0]
     return {name: choice.cost({*again, name}) - cost for name in kept if name not in choice.why_kept}
 
 
+def _asked_choice(
+    trace: Trace, fused: Callable[[Op], bool], budget: Budget | None, policy: Policy | None
+) -> Choice:
+    limited = budget is not None and budget.fraction != 1
+    return choice_of(_asked(trace, policy) if policy else trace, fused, _on_request if limited else _too_dear(fused))
+
+
 def _within(choice: Choice, fastest: Iterable[str], budget: Budget) -> Set[str]:
     search = Search(choice, fastest)
+    if budget.nbytes is None:
+        return search.at(budget.fraction or 0.0).again
     arguments = sum(nbytes(kind) for name in choice.trace.inputs if (kind := choice.trace.types.get(name)))
-    if budget.nbytes is not None:
-        limit = budget.nbytes - arguments
-    else:
-        least = search.smallest().peak_bytes
-        limit = least + int((budget.fraction or 0) * (search.fastest.peak_bytes - least))
-    if search.fastest.peak_bytes <= limit:
-        return search.fastest.again
-    plan = search.within(limit)
+    plan = search.within(budget.nbytes - arguments)
     if plan is None:
         raise UnsupportedError(_too_small(budget, arguments, search.smallest()))
     return plan.again
@@ -116,6 +124,16 @@ def _asked(trace: Trace, policy: Policy) -> Trace:
                               f"accepted: {', '.join(map(repr, POLICIES))}, None")
         ops[position] = op.replace(tags=op.tags - set(POLICIES.values()) | {POLICIES[answer]})
     return trace.rebuild(ops, by=trace.by)
+
+
+def _check_policy(trace: Trace, choice: Choice) -> None:
+    """Raise where the policy asks for what cannot be: a checkpoint may hold random ops, a wish for one op is meant."""
+    for before, op in zip(trace.ops, choice.trace.ops, strict=True):
+        asked = Tag.RECOMPUTE in op.tags and Tag.RECOMPUTE not in before.tags
+        reason = next((choice.why_kept[name] for name in op.outs if name in choice.why_kept), None)
+        if asked and reason is not None:
+            raise UnsupportedError(f"policy: %{op.outs[0]}{f' ({op.source})' if op.source else ''} cannot be computed "
+                                   f"again, as {reason}; return 'save' or None for it")
 
 
 def _too_dear(fused: Callable[[Op], bool]) -> Callable[[Op], str | None]:
