@@ -1,6 +1,8 @@
 """cli: the command `jointtrace`."""
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +52,35 @@ def demo(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    model: Annotated[
+        str, typer.Argument(help="llama, gpt2, vit or mlp, or module.path:function that returns (module, inputs).")
+    ],
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(help="Budgets to compare, as 0,0.25,0.5,0.75,1 or 800MiB,1; without it one compilation is shown."),
+    ] = None,
+    frontend: Annotated[str, typer.Option(help="torch.compile or thunder.")] = "torch.compile",
+    executor: Annotated[
+        str | None, typer.Option(help="What runs the regions: torch_compile or eager; by default what works here.")
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Layers, of a model given by name.")] = 4,
+    output: Annotated[Path, typer.Option(help="Folder for the timelines, the table and the plot.")] = Path(
+        "jointtrace-report"
+    ),
+) -> None:
+    """Show where a model's memory goes, or what a smaller budget of memory costs in time."""
+    from jointtrace.demo import report as run_report
+
+    sys.path.insert(0, os.getcwd())  # a console script does not look for modules there
+    try:
+        run_report(model, memory_budget, frontend, executor, layers, output)
+    except JointtraceError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()

@@ -12,3 +12,15 @@ def run(out: Path, steps: int, executor: str | None, layers: int) -> int:
     from jointtrace.demo import compare
 
     return compare.run(out, steps, executor, layers)
+
+
+def report(
+    model: str, budgets: str | None, front_end: str, executor: str | None, layers: int, out: Path
+) -> None:
+    """Report on a model's memory; see `jointtrace.demo.tradeoff.run`."""
+    from rich.console import Console
+
+    from jointtrace.demo import tradeoff
+
+    console = Console() if Console().is_terminal else Console(width=tradeoff.WIDTH)
+    tradeoff.run(tradeoff.Settings(model, front_end, executor, layers), budgets, out, console)

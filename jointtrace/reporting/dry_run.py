@@ -92,8 +92,9 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         new = any([self.see(leaf) for leaf in tree_leaves(result)])
-        if self.region is not None and func.overloadpacket is torch.ops.aten.empty_strided:
-            return result  # for the kernel that comes next
+        outside = self.region is not None or self.place[2] is None
+        if outside and func.overloadpacket in (torch.ops.aten.empty_strided, torch.ops.aten.empty):
+            return result  # for what comes next
         if new or func._schema.is_mutable:
             self.sample(str(func.overloadpacket), tree_leaves((args, kwargs)))
         return result

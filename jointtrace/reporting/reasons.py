@@ -46,12 +46,11 @@ def reasons_for(record: Record) -> Callable[[str], str]:
     names = [stage.name for stage in record.stages]
     given, made = record.stages[names.index("recompute") - 1].trace, stages["recompute"]
     executors = () if "fuse" in record.options.disable else record.executors
-    fused, policy = in_loops(given, executors), record.options.policy
-    why = why_kept(given, fused=fused, policy=policy)
+    fused, budget, policy = in_loops(given, executors), record.options.memory_budget, record.options.policy
+    why = why_kept(given, fused=fused, budget=budget, policy=policy)
     forward = {name for op in given.ops[: given.boundary] for name in op.outs}
     again = {name for name in forward if f"bw_{name}" in made.types and f"bw_{name}" not in given.types}
-    cost = cost_of_recompute(given, again, fused=fused, policy=policy)
-    budget = record.options.memory_budget
+    cost = cost_of_recompute(given, again, fused=fused, budget=budget, policy=policy)
 
     def reason(name: str) -> str:
         if name in why:
