@@ -70,6 +70,7 @@ def test_a_function_that_autocast_leaves_alone_runs_under_it():
 
 
 @pytest.mark.filterwarnings("ignore:torch.*autocast:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated:UserWarning")  # once in a process
 def test_a_function_that_autocast_runs_in_another_dtype_is_refused():
     def fn(x):
         with torch.autocast("cpu", torch.bfloat16):
