@@ -91,7 +91,8 @@ def _bool(original: Callable[..., Any]) -> Callable[..., Any]:
     def bool_lookaside(value: Any) -> Any:
         number = unwrap(value)
         if isinstance(number, NumberProxy) and _active() and _is_computed(number):
-            place = next(filter(None, map(where, reversed(get_tracectx().bound_symbols))), "no source known")
+            trace: Any = get_tracectx()
+            place = next(filter(None, map(where, reversed(trace.bound_symbols))), "no source known")
             raise UnsupportedError(f"conversion to bool is not allowed on dynamic proxy {number.name}: the program "
                                    f"branches on a number that it computes ({place}); use torch.where, or compile the "
                                    "parts before and after it")
@@ -102,7 +103,8 @@ def _bool(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_computed(number: NumberProxy) -> bool:
     """Say whether a number is unknown before the program runs, or is made of one that is."""
-    for bsym in reversed(get_tracectx().bound_symbols):
+    trace: Any = get_tracectx()
+    for bsym in reversed(trace.bound_symbols):
         if any(out.name == number.name for out in bsym.flat_proxy_outs):
             operands = (number, *bsym.flat_proxy_args)
             return any(isinstance(operand, NumberProxy) and operand.value is None for operand in operands)
