@@ -141,10 +141,12 @@ def test_thunders_estimator_gives_our_backward_less_where_attention_is_one_kerne
     assert fused.claimed == fused.unclaimed  # no region hides anything
 
 
-def test_each_row_writes_its_lines(tmp_path, monkeypatch):
-    row = memory.ROWS["dropout"]
-    monkeypatch.setattr(dropped, "error_of", lambda compile_: 0.0)  # what it measures has a test of its own
+def test_a_row_writes_its_plans_and_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "PLANNED", ("mlp",))
+    monkeypatch.setattr(memory, "STEPS", 3)
     path = tmp_path / "memory.jsonl"
-    ran = CliRunner().invoke(app, ["--only", "dropout", "--json", str(path)])
+    ran = CliRunner().invoke(app, ["--only", "budgets", "--json", str(path)])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert (ran.exit_code, len(lines)) == (0, 20), row.__doc__
+    assert ran.exit_code == 0, ran.output
+    assert [line["budget"] for line in lines if line.get("executor") == "eager"] == [1.0, 0.5, 0.0]
+    assert {line["verdict"] for line in lines if "figure" in line} == {"pass"}
