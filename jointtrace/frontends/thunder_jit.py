@@ -45,7 +45,7 @@ from jointtrace.frontends.thunder_traces import (
 )
 from jointtrace.frontends.untraceable import compiling, refuse
 from jointtrace.joint.build import Joint, build_joint
-from jointtrace.joint.lookasides import lookaside, method
+from jointtrace.joint.lookasides import attribute_of_tensors, lookaside
 from jointtrace.joint.places import note_place
 from jointtrace.joint.rules import OPERATORS
 from jointtrace.joint.symbols import IN_CHECKPOINT
@@ -336,7 +336,7 @@ def _default_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_default_attr(tensor: TensorProxy, attribute: str, /) -> Any:
         found = original(tensor, attribute)
-        return method(attribute) if found is None and _active_options() is not None else found
+        return attribute_of_tensors(attribute) if found is None and _active_options() is not None else found
 
     return get_default_attr
 

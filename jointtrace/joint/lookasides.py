@@ -53,8 +53,10 @@ if ltorch.unfold.id == "torch.nn.functional.unfold":  # thunder takes Tensor.unf
     object.__setattr__(ltorch.unfold, "id", "torch.Tensor.unfold")
 
 
-def method(attribute: str) -> Callable[..., Any] | None:
-    """Return what stands for a method of tensors that thunder's have not; None where torch has no such method."""
+def attribute_of_tensors(attribute: str) -> Any:
+    """Return what stands for an attribute of tensors that thunder's have not; None where torch has no such method."""
+    if attribute == "layout":
+        return torch.strided  # thunder has no other
     fn = getattr(torch.Tensor, attribute, None)
     internal = attribute.startswith("_") or attribute.endswith("_")
     return None if internal or not inspect.isroutine(fn) else operator(fn)
@@ -100,9 +102,11 @@ def _prepared(chosen: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_unknown_to_thunder(fn: Any) -> bool:
-    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
-    return module.startswith("torch") and not module.startswith("torch._C.") and is_opaque(fn) and (
-        fn not in jit_ext._general_jit_lookaside_map and not fn.__name__.startswith("__"))
+    module = getattr(fn, "__module__", None)
+    method = module is None and getattr(fn, "__objclass__", None) is torch._C.TensorBase
+    public = method or (str(module).startswith("torch") and not str(module).startswith("torch._C"))  # else it asks only
+    return public and is_opaque(fn) and fn not in jit_ext._general_jit_lookaside_map and (
+        not fn.__name__.startswith("__"))
 
 
 def _holds_tensor(argument: Any) -> bool:

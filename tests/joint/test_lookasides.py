@@ -51,6 +51,10 @@ def test_a_method_that_thunder_does_not_know_runs():
     assert_like_eager(lambda x: x.take_along_dim(torch.tensor([[1]]), 1) + x.as_strided((2, 1), (1, 1)), leaf(2, 3))
 
 
+def test_a_tensor_has_a_layout():
+    assert_like_eager(lambda x: x * 2 if x.layout is torch.strided else x * 3, leaf(2, 3))
+
+
 def test_what_torch_has_no_method_for_is_no_attribute():
     compiled = jit(lambda x: x * 2 if hasattr(x, "no_such_method") else x * 3)
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
