@@ -9,7 +9,7 @@ from typing import Any
 
 import thunder
 import torch
-from conformance.ops.compare import DiffersError, assert_own_gradient, assert_same, is_random, run
+from conformance.ops.compare import DiffersError, assert_gradient_of_a_draw, assert_same, is_random, run
 from conformance.ops.samples import DTYPES, Sample, differentiable, samples, tolerances
 from torch.testing._internal.opinfo.core import OpInfo
 
@@ -134,7 +134,7 @@ def _verdict(op: OpInfo, sample: Sample, dtype: torch.dtype, compile_fn: Callabl
         found = run(compiled, sample)
         assert_same(found, expected, rtol, atol, values=not random)
         if random and dtype is torch.float64:
-            assert_own_gradient(compiled, sample, found)
+            assert_gradient_of_a_draw(compiled, call, sample, found, expected)
     except DiffersError as error:
         return Verdict.WRONG, str(error)
     except Exception as error:  # noqa: BLE001  which one it is makes the verdict
