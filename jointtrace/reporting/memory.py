@@ -234,7 +234,19 @@ def _steps(run: DryRun) -> tuple[tuple[Step, ...], int]:
         else:
             chosen.append(i)
         boundary = len(chosen) if i < run.boundary else boundary
-    return tuple(_step(run, i) for i in chosen), boundary
+    return tuple(_step(run, i, alive) for i, alive in _alive(run.blocks, chosen)), boundary
+
+
+def _alive(blocks: list[Block], positions: list[int]) -> Iterator[tuple[int, list[Block]]]:
+    """Yield each of the rising `positions` with the blocks alive there; `blocks` are in the order they came."""
+    alive: list[Block] = []
+    following = 0
+    for position in positions:
+        while following < len(blocks) and blocks[following].first <= position:
+            alive.append(blocks[following])
+            following += 1
+        alive = [block for block in alive if block.last >= position]
+        yield position, alive
 
 
 def _is_one(before: Sample, sample: Sample) -> bool:
@@ -242,9 +254,8 @@ def _is_one(before: Sample, sample: Sample) -> bool:
     return same and (not sample.region or sample.label == "end of the region")
 
 
-def _step(run: DryRun, position: int) -> Step:
+def _step(run: DryRun, position: int, alive: list[Block]) -> Step:
     sample = run.samples[position]
-    alive = [block for block in run.blocks if block.first <= position <= block.last]
     held: dict[str, int] = dict.fromkeys(KINDS, 0)
     held[ARGUMENTS] = sum(run.arguments.values())
     for block in alive:

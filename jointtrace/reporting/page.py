@@ -55,7 +55,8 @@ function line(parent, text, tag = "p") {
 }
 function size(bytes) {
   if (bytes >= 2 ** 30) return (bytes / 2 ** 30).toFixed(2) + " GiB";
-  return bytes >= 2 ** 20 / 10 ? (bytes / 2 ** 20).toFixed(2) + " MiB" : (bytes / 2 ** 10).toFixed(1) + " KiB";
+  if (bytes >= 2 ** 20 / 10) return (bytes / 2 ** 20).toFixed(2) + " MiB";
+  return bytes >= 2 ** 10 ? (bytes / 2 ** 10).toFixed(1) + " KiB" : bytes + " B";
 }
 const point = (i, bytes) => `${x(i).toFixed(2)},${y(bytes).toFixed(2)}`;
 function areas() {
@@ -69,11 +70,11 @@ function areas() {
   });
 }
 function axes() {
-  const raw = most / d.perUnit / 5, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = most / d.perUnit / 7, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find(m => m * power >= raw) * power;
   for (let value = 0; value * d.perUnit <= most; value += step) {
     const at = y(value * d.perUnit);
-    add(chart, "line", {x1: box.left, x2: box.right, y1: at, y2: at, stroke: "#0002"});
+    add(chart, "line", {x1: box.left, x2: box.right, y1: at, y2: at, stroke: "#000", "stroke-opacity": 0.13});
     add(chart, "text", {x: box.left - 8, y: at + 4, "text-anchor": "end"}, +value.toPrecision(6));
   }
   add(chart, "text", {x: 16, y: (box.top + box.bottom) / 2, "text-anchor": "middle",

@@ -9,14 +9,16 @@ from jointtrace.passes.recompute import cost_of_recompute, why_kept
 from jointtrace.pipeline import in_loops
 from jointtrace.runtime.record import Record
 
-MIB, GIB = 2**20, 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 def size(nbytes: int) -> str:
     """Return a number of bytes for people."""
     if nbytes >= GIB:
         return f"{nbytes / GIB:.2f} GiB"
-    return f"{nbytes / MIB:.2f} MiB" if nbytes >= MIB / 10 else f"{nbytes / 2**10:.1f} KiB"
+    if nbytes >= MIB / 10:
+        return f"{nbytes / MIB:.2f} MiB"
+    return f"{nbytes / KIB:.1f} KiB" if nbytes >= KIB else f"{nbytes} B"
 
 
 def readers_of(backward: Trace | None) -> dict[str, list[str]]:
