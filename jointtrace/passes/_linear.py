@@ -69,7 +69,11 @@ class Linear:
         self, costs: Sequence[float], whole: Sequence[bool], upper: np.ndarray, limits: Sequence[Bounded]
     ) -> bool:
         rows = [*self.rows, *limits]
-        i, j, factors = zip(*((i, j, f) for i, (row, _, _) in enumerate(rows) for j, f in row.items()), strict=True)
+        entries = [(i, j, f) for i, (row, _, _) in enumerate(rows) for j, f in row.items()]
+        if not entries:  # nothing to choose: what is asked holds, or does not
+            self.solution = np.zeros(len(costs))
+            return all(low <= 0 <= high for _, low, high in rows)
+        i, j, factors = zip(*entries, strict=True)
         matrix = coo_array((factors, (i, j)), shape=(len(rows), len(costs))).tocsr()
         low, high = (np.array([bounds[which] for bounds in rows]) for which in (1, 2))
         found = milp(

@@ -121,12 +121,14 @@ def test_passes_are_reported_in_order_with_time_and_size():
 
 
 def test_a_compilation_that_failed_is_reported_as_such():
-    compiled = jit(lambda x: torch.remainder(x, 0.7))
-    with pytest.raises(UnsupportedError):
+    options = {"executors": ("eager",), "memory_budget": 2}  # bytes
+    compiled = thunder.jit(lambda x: torch.sin(x), delay_trace_split=True, jointtrace=options)
+    with pytest.raises(UnsupportedError, match="memory_budget=2"):
         compiled(leaf(3))
     report = jointtrace.report(compiled)
     assert not report.last.finished
     assert "did not finish" in str(report)
+    assert report.memory is None
 
 
 @pytest.mark.parametrize("make", [lambda fn: fn, thunder.jit, jit], ids=["not compiled", "by thunder", "not called"])
