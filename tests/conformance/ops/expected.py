@@ -19,7 +19,50 @@ class Expected:
     ops: str
 
 
-EXPECTED: tuple[Expected, ...] = ()
+EXPECTED: tuple[Expected, ...] = (
+    Expected("thunder", Verdict.HOST_REFUSES, "torch's fake result has another shape: an error when it runs", """
+        nn.functional.linear_cross_entropy.chunked_none
+    """),
+    Expected("thunder", Verdict.REFUSED, "a result that requires a gradient and gives none: of empty matrices", """
+        linalg.householder_product masked.norm masked.normalize
+    """),
+    Expected("thunder", Verdict.REFUSED, "random numbers that no gradient rule of thunder keeps for the backward", """
+        nn.functional.alpha_dropout nn.functional.dropout2d nn.functional.dropout3d
+        nn.functional.feature_alpha_dropout.with_train nn.functional.feature_alpha_dropout.without_train
+        nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
+        nn.functional.multi_head_attention_forward normal
+    """),
+    Expected("thunder", Verdict.REFUSED, "sizes, or checks of arguments, depend on values", """
+        combinations corrcoef cov index_fill index_put linalg.lstsq linalg.lstsq.grad_oriented masked_select
+        narrow nn.functional.ctc_loss nn.functional.gaussian_nll_loss
+    """),
+    Expected("thunder", Verdict.REFUSED, "sparse tensors: thunder has none", """
+        sparse.mm.reduce sparse.sampled_addmm to_sparse
+    """),
+    Expected("thunder", Verdict.REFUSED, "thunder itself cannot trace it", """
+        H __radd__ __rmul__ float mH masked.median nn.functional.linear_cross_entropy.chunked
+        normal.number_mean pca_lowrank svd_lowrank tensor_split to transpose
+    """),
+    Expected("thunder", Verdict.REFUSED, "views of several arguments", """
+        atleast_1d atleast_2d atleast_3d
+    """),
+    Expected("thunder", Verdict.REFUSED, "writes to an argument where thunder has no rule for it", """
+        _batch_norm_with_update _native_batch_norm_legit native_batch_norm nn.functional.instance_norm
+    """),
+    Expected("torch.compile", Verdict.HOST_REFUSES, "Dynamo cannot trace it", """
+        linalg.lstsq linalg.lstsq.grad_oriented nn.functional.ctc_loss
+        nn.functional.linear_cross_entropy.chunked nn.functional.linear_cross_entropy.chunked_none
+    """),
+    Expected("torch.compile", Verdict.HOST_REFUSES, "Dynamo does not take sparse tensors", """
+        sparse.mm.reduce sparse.sampled_addmm to_sparse
+    """),
+    Expected("torch.compile", Verdict.HOST_REFUSES, "sizes, or checks of arguments, depend on values", """
+        combinations corrcoef cov masked_select nn.functional.gaussian_nll_loss
+    """),
+    Expected("torch.compile", Verdict.REFUSED, "the backward has an effect: it checks a solver's status", """
+        linalg.eig linalg.eigvals
+    """),
+)
 
 
 def verdict_of(op: str, front: str) -> Verdict:
