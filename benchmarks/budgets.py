@@ -15,6 +15,9 @@ from jointtrace.ir.fx import to_trace
 from jointtrace.ir.memory import plan_memory
 from jointtrace.ir.trace import Trace
 from jointtrace.options import Options
+from jointtrace.passes._choice import cheapest, choice_of
+from jointtrace.passes._limit import Search
+from jointtrace.passes.recompute import _on_request, _too_dear
 from jointtrace.pipeline import in_loops, run
 
 
@@ -48,19 +51,28 @@ def joint_of(workload: Workload, executor: str) -> Trace:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """The plan under one budget: its peak, what it keeps of what the forward made, what the pass took."""
+class Plans:
+    """The planned peak under each budget, and what the pass took for the smallest one, which costs it most."""
 
-    budget: float
-    peak_bytes: int
+    budgets: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
     seconds: float
 
 
-def planned(joint: Trace, executor: str, budget: float) -> Planned:
-    """Return what the passes plan for a joint trace under a budget in [0, 1]."""
-    executors = resolve((executor,))
-    stages = run(joint, Options.parse({"executors": (executor,), "memory_budget": budget}), executors).stages
+def plans(joint: Trace, executor: str, budgets: Sequence[float]) -> Plans:
+    """Return what the passes plan for a joint trace under budgets in [0, 1].
+
+    The pass runs for the smallest budget; what it searches through for that one holds for the others as well, and is
+    asked for them here, as the pass would begin anew each time.
+    """
+    executors, smallest = resolve((executor,)), min(budgets)
+    stages = run(joint, Options.parse({"executors": (executor,), "memory_budget": smallest}), executors).stages
     at = next(i for i, stage in enumerate(stages) if stage.name == "recompute")
-    after = stages[at + 1]
-    assert after.name == "dce", after.name
-    return Planned(budget, plan_memory(after.trace, in_loops(after.trace, executors)).peak_bytes, stages[at].seconds)
+    before, after = stages[at - 1].trace, stages[at + 1]
+    fused = in_loops(before, executors)
+    search = Search(choice_of(before, fused, _on_request), cheapest(choice_of(before, fused, _too_dear(fused))))
+    peaks = {budget: search.at(budget).peak_bytes for budget in budgets}
+    made = plan_memory(after.trace, in_loops(after.trace, executors)).peak_bytes
+    if after.name != "dce" or made != peaks[smallest]:
+        raise AssertionError(f"the pass planned {made} bytes, its search {peaks[smallest]}")
+    return Plans(tuple(peaks), tuple(peaks.values()), stages[at].seconds)

@@ -143,15 +143,14 @@ def planned(setting: Setting, records: Records) -> list[Figure]:
         workload = models.build(model, 4, torch.float32) if ours else hf_models.build(model)
         for executor in ("eager", "torch_compile"):
             joint = budgets.joint_of(workload, executor)
-            plans = [budgets.planned(joint, executor, budget) for budget in steps]
-            peaks = [plan.peak_bytes / MIB for plan in plans]
-            rows.append([f"{model}, {executor}", *(f"{peak:.1f}" for peak in peaks),
-                         f"{max(plan.seconds for plan in plans):.1f}"])
-            records += [{"row": "budgets", "model": model, "executor": executor, **asdict(plan)} for plan in plans]
+            plans = budgets.plans(joint, executor, steps)
+            peaks = [peak / MIB for peak in plans.peak_bytes]
+            rows.append([f"{model}, {executor}", *(f"{peak:.1f}" for peak in peaks), f"{plans.seconds:.1f}"])
+            records.append({"row": "budgets", "model": model, "executor": executor, **asdict(plans)})
             rise = max(later - earlier for earlier, later in pairwise(peaks))
             figures.append(Figure(f"budgets: largest rise, {model}, {executor}", rise, 0.0, "MiB"))
             setting.console.print(f"  {' '.join(rows[-1])} s")
-    headings = ("planned peak, MiB", *(f"{budget:.1f}" for budget in steps), "longest pass, s")
+    headings = ("planned peak, MiB", *(f"{budget:.1f}" for budget in steps), "pass, s")
     setting.console.print(table_of("Budgets", headings, rows))
     return figures
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from jointtrace.ir.memory import MemoryPlan, plan_memory
 from jointtrace.ir.trace import Trace
 from jointtrace.passes._choice import Choice, cheapest
-from jointtrace.passes._copy import compute_again
+from jointtrace.passes._copy import knowing_copies, with_copies
 from jointtrace.passes._program import Program
 from jointtrace.passes._reads import Reads
 from jointtrace.passes.dce import dce
@@ -36,8 +36,9 @@ class Planned:
 def planned(choice: Choice, again: Iterable[str]) -> Planned:
     """Return the plan that computes the values in `again` again."""
     again = frozenset(again)
-    trace = dce(compute_again(choice.trace, again))
-    memory = plan_memory(trace, choice.fused)
+    trace, copied = with_copies(choice.trace, again)
+    trace = dce(trace)
+    memory = plan_memory(trace, knowing_copies(choice.fused, copied))
     return Planned(again, choice.cost(again), memory.peak_bytes, _original(choice.trace, trace, memory))
 
 
