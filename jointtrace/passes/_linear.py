@@ -71,7 +71,7 @@ class Linear:
         rows = [*self.rows, *limits]
         entries = [(i, j, f) for i, (row, _, _) in enumerate(rows) for j, f in row.items()]
         if not entries:  # nothing to choose: what is asked holds, or does not
-            self.solution = np.zeros(len(costs))
+            self.solution = [0.0] * len(costs)
             return all(low <= 0 <= high for _, low, high in rows)
         i, j, factors = zip(*entries, strict=True)
         matrix = coo_array((factors, (i, j)), shape=(len(rows), len(costs))).tocsr()
