@@ -19,6 +19,7 @@ from jointtrace.passes.dce import dce
 
 ROUNDS = 40  # programs to solve; most choices take fewer than ten
 MOST_OPS = 300  # that may run again: a program of 170 takes seconds, and its tree grows faster than it does
+WATCHED = 6  # positions of the backward from the start; many more make each program slow, none takes more programs
 PREFIXES = 8
 NARROW = 2  # values: what a transformer block hands on, and what all decoder blocks read of an encoder
 
@@ -54,8 +55,10 @@ class Search:
         program = Program(choice)
         if len(set(program.ops.values())) <= MOST_OPS:
             self.program = program
-            for position in dict.fromkeys((self.fastest.position, choice.trace.boundary)):
-                program.watch(position)
+            begin, end = choice.trace.boundary, len(choice.trace.ops)
+            spread = (begin + (end - begin) * part // (WATCHED + 1) for part in range(WATCHED + 1))
+            for position in dict.fromkeys((self.fastest.position, *spread)):
+                program.watch(min(position, end - 1))
         else:
             self.known += [planned(choice, again) for again in _prefixes(choice, frozenset(fastest))]
 
@@ -94,6 +97,8 @@ class Search:
             again = program.smallest() if limit is None else program.cheapest(limit)
             if again is None:
                 return
+            if limit is None and program.largest() >= min(plan.peak_bytes for plan in self.known):
+                return  # as the program now has it, no plan is better than the best one
             plan = planned(self.choice, again)
             self.known.append(plan)
             if limit is not None and plan.peak_bytes <= limit:

@@ -57,6 +57,10 @@ class Program:
         self.memory[position] = row, fixed + max(0.0, missing)
         return missing > SLACK
 
+    def largest(self) -> float:
+        """Return the largest watched memory of the last solution, in bytes."""
+        return max(fixed + self.linear.value(row) for row, fixed in self.memory.values()) * UNIT
+
     def cheapest(self, limit: float) -> set[str] | None:
         """Return the values to compute again in the cheapest plan within `limit` bytes; None where none was found."""
         limits = [(row, -math.inf, limit / UNIT - fixed) for row, fixed in self.memory.values()]
@@ -118,12 +122,9 @@ class Program:
 
     def _kept_by(self, position: int) -> Row:
         """Return the bytes kept at a forward position beyond what the forward itself needs there."""
-        row: Row = {}
-        for name, variable in self.kept.items():
-            made, needed = self.reads.forward[name]
-            if made <= position and needed < position:
-                row[variable] = self.choice.nbytes[name] / UNIT
-        return row
+        spans = ((variable, name, *self.reads.forward[name]) for name, variable in self.kept.items())
+        return {variable: self.choice.nbytes[name] / UNIT
+                for variable, name, made, needed in spans if made <= position and needed < position}
 
     def _alive_at(self, position: int) -> Row:
         """Return the bytes of forward values alive at a backward position, kept or computed again."""
