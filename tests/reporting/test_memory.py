@@ -58,7 +58,7 @@ def test_planned_memory_is_measured_memory_within_the_smallest_budget(front_end)
     assert_true(step, lambda: jointtrace.report(compiled))
 
 
-@pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning")  # thunder, at every call
+@pytest.mark.filterwarnings("ignore:torch.get_autocast_.pu_dtype:DeprecationWarning")  # thunder, at every call
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_planned_memory_is_measured_memory_under_autocast(front_end):
     model, inputs = build("gpt2", 2, torch.float32, sizes=TINY)
