@@ -15,9 +15,7 @@ from jointtrace.ir.fx import to_trace
 from jointtrace.ir.memory import plan_memory
 from jointtrace.ir.trace import Trace
 from jointtrace.options import Options
-from jointtrace.passes._choice import cheapest, choice_of
-from jointtrace.passes._limit import Search
-from jointtrace.passes.recompute import _on_request, _too_dear
+from jointtrace.passes.recompute import search
 from jointtrace.pipeline import in_loops, run
 
 
@@ -70,8 +68,8 @@ def plans(joint: Trace, executor: str, budgets: Sequence[float]) -> Plans:
     at = next(i for i, stage in enumerate(stages) if stage.name == "recompute")
     before, after = stages[at - 1].trace, stages[at + 1]
     fused = in_loops(before, executors)
-    search = Search(choice_of(before, fused, _on_request), cheapest(choice_of(before, fused, _too_dear(fused))))
-    peaks = {budget: search.at(budget).peak_bytes for budget in budgets}
+    found = search(before, fused)
+    peaks = {budget: found.at(budget).peak_bytes for budget in budgets}
     made = plan_memory(after.trace, in_loops(after.trace, executors)).peak_bytes
     if after.name != "dce" or made != peaks[smallest]:
         raise AssertionError(f"the pass planned {made} bytes, its search {peaks[smallest]}")

@@ -35,6 +35,7 @@ class Choice:
         why_again: for each value that must not be kept, why.
         nbytes: what keeping a value keeps alive, `HELD` where the caller does anyway.
         again: for each value the cost of running its op again.
+        price: the cost of a kept byte.
     """
 
     trace: Trace
@@ -46,10 +47,11 @@ class Choice:
     why_again: Mapping[str, str]
     nbytes: Mapping[str, int]
     again: Mapping[str, int]
+    price: int = KEPT_BYTE
 
     def keep(self, name: str) -> int:
         """Return the cost of keeping a value."""
-        return self.nbytes[name] if self.nbytes[name] <= HELD else KEPT_BYTE * self.nbytes[name]
+        return self.nbytes[name] if self.nbytes[name] <= HELD else self.price * self.nbytes[name]
 
     def cost(self, again: Set[str]) -> int:
         """Return the cost of a plan: its kept bytes and the ops that run again, each once."""

@@ -14,6 +14,9 @@ from jointtrace.ir.op import Op, Tag, TensorType, Type
 
 KEPT_BYTE = 2
 """A kept byte is written in the forward and read in the backward."""
+PREMIUM = 4
+"""A kept byte counts for so many times its traffic where no budget says what memory is worth: a dropout mask, a byte
+that costs three to draw again, is drawn again."""
 FLOPS_PER_BYTE = 30
 """Of matrix products and attention: 300 GFLOP/s at 10 GB/s on the two cores where `benchmarks/floor.py` was measured;
 accelerators do 100 and more, so that the model never makes a product look cheaper than it is there."""

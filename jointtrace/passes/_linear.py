@@ -13,6 +13,8 @@ from scipy.sparse import coo_array
 
 NODES = 100
 GAP = 5e-3  # of a solution's cost to the proven bound
+HARD_NODES, HARD_GAP = 10, 5e-2  # where the largest sum is to be least: good solutions come soon, the bound is poor
+HARD = 60  # whole variables from which on that holds
 TIE = 1e-9  # of equally good solutions always the same one
 SLACK = 1e-5  # what the solver takes for equal
 
@@ -50,23 +52,30 @@ class Linear:
             self.add(plus(either, times(of, -1.0), times(part, -1.0)), low=-1.0)
         return either
 
-    def solve(self, limits: Sequence[Bounded]) -> bool:
-        """Find the cheapest solution that keeps `limits` too; False where none was found."""
-        return self._solve(self.costs, self.whole, np.ones(len(self.costs)), limits)
+    def solve(self, limits: Sequence[Bounded], extra: Row | None = None) -> bool:
+        """Find the cheapest solution that keeps `limits` too; False where none was found.
+
+        `extra` adds to the costs of some variables, for this time.
+        """
+        costs = [cost + (extra or {}).get(i, 0.0) for i, cost in enumerate(self.costs)]
+        return self._solve(costs, self.whole, np.ones(len(self.costs)), limits, NODES, GAP)
 
     def minimise_largest(self, sums: Sequence[tuple[Row, float]], weight: float = 1e-6) -> bool:
         """Find a solution whose largest sum (an expression and a number) is least; costs count by `weight`."""
         largest = len(self.costs)
         limits = [(plus(row, {largest: -1.0}), -math.inf, -number) for row, number in sums]
+        hard = sum(self.whole) > HARD
         return self._solve([*(weight * cost for cost in self.costs), 1.0], [*self.whole, False],
-                           np.append(np.ones(largest), np.inf), limits)
+                           np.append(np.ones(largest), np.inf), limits,
+                           HARD_NODES if hard else NODES, HARD_GAP if hard else GAP)
 
     def value(self, row: Row) -> float:
         """Return an expression's value in the last solution; variables made since then count as 0."""
         return sum(factor * self.solution[i] for i, factor in row.items() if i < len(self.solution))
 
     def _solve(
-        self, costs: Sequence[float], whole: Sequence[bool], upper: np.ndarray, limits: Sequence[Bounded]
+        self, costs: Sequence[float], whole: Sequence[bool], upper: np.ndarray, limits: Sequence[Bounded], nodes: int,
+        gap: float,
     ) -> bool:
         rows = [*self.rows, *limits]
         entries = [(i, j, f) for i, (row, _, _) in enumerate(rows) for j, f in row.items()]
@@ -79,7 +88,7 @@ class Linear:
         found = milp(
             costs, integrality=whole, bounds=Bounds(0, upper),  # type: ignore[arg-type]
             constraints=LinearConstraint(matrix, low, high),  # type: ignore[arg-type]
-            options={"node_limit": NODES, "mip_rel_gap": GAP},
+            options={"node_limit": nodes, "mip_rel_gap": gap},
         )
         if found.x is None:
             return False

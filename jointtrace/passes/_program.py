@@ -15,7 +15,7 @@ from jointtrace.passes._choice import Choice
 from jointtrace.passes._linear import SLACK, Linear, Row, plus, times
 from jointtrace.passes._reads import Reads
 
-UNIT = 2**20  # bytes: the solver's tolerances are those of numbers near 1
+SCALE = 64  # units of the largest memory that no plan changes: the solver's tolerances are those of such numbers
 
 
 @dataclass(eq=False)
@@ -35,6 +35,7 @@ class Program:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self.reads = Reads(choice)
+        self.unit = max(SCALE, *self.reads.fixed) / SCALE
         self.linear = Linear()
         self.kept: dict[str, int] = {}
         self.ops: dict[str, _Op] = {}
@@ -48,23 +49,24 @@ class Program:
         """State how much memory is alive while the op at `position` of the trace runs."""
         forward = position < self.choice.trace.boundary
         row = self._kept_by(position) if forward else self._alive_at(position)
-        self.memory[position] = row, self.reads.fixed[position] / UNIT
+        self.memory[position] = row, self.reads.fixed[position] / self.unit
 
     def correct(self, position: int, nbytes: int) -> bool:
         """Count as much more at a watched position as the last solution has there; False where that is nothing."""
         row, fixed = self.memory[position]
-        missing = nbytes / UNIT - fixed - self.linear.value(row)
-        self.memory[position] = row, fixed + max(0.0, missing)
-        return missing > SLACK
+        more = nbytes / self.unit - fixed - self.linear.value(row)
+        self.memory[position] = row, fixed + max(0.0, more)
+        return more > SLACK
 
     def largest(self) -> float:
-        """Return the largest watched memory of the last solution, in bytes."""
-        return max(fixed + self.linear.value(row) for row, fixed in self.memory.values()) * UNIT
+        """Return the largest watched memory of the last solution in bytes."""
+        return max(fixed + self.linear.value(row) for row, fixed in self.memory.values()) * self.unit
 
-    def cheapest(self, limit: float) -> set[str] | None:
-        """Return the values to compute again in the cheapest plan within `limit` bytes; None where none was found."""
-        limits = [(row, -math.inf, limit / UNIT - fixed) for row, fixed in self.memory.values()]
-        return self._plan() if self.linear.solve(limits) else None
+    def cheapest(self, limit: float, frugality: float = 0.0) -> set[str] | None:
+        """Return the values to compute again in the cheapest plan within `limit` bytes, a kept byte costing more."""
+        limits = [(row, -math.inf, limit / self.unit - fixed) for row, fixed in self.memory.values()]
+        price = {kept: frugality * self.choice.nbytes[name] / self.unit for name, kept in self.kept.items()}
+        return self._plan() if self.linear.solve(limits, price) else None
 
     def smallest(self) -> set[str] | None:
         """Return the values to compute again in a plan whose largest watched memory is least."""
@@ -86,7 +88,7 @@ class Program:
             readers = list(dict.fromkeys(reader for name in outs for reader in self.readers[name]))
             inherits = len(readers) == 1 and self.reads.passes_on(outs, readers[0].outs)
             again = readers[0].again if inherits else linear.variable(whole=True)
-            linear.costs[again] += choice.again[outs[0]] / UNIT
+            linear.costs[again] += choice.again[outs[0]] / self.unit
             first = min(self.reads.first.get(name, math.inf) for name in outs)
             op = _Op(again, self.reads.operands(choice.maker[outs[0]]), outs, readers, first)
             self.ops.update(dict.fromkeys(outs, op))
@@ -95,15 +97,14 @@ class Program:
             names = [name for name in names if not inherits or name not in outs]
         for name in names:
             if name not in choice.why_again:
-                self.kept[name] = linear.variable(choice.keep(name) / UNIT, whole=True)
+                self.kept[name] = linear.variable(choice.keep(name) / self.unit, whole=True)
 
     def _require(self) -> None:
         """What is read exists: it is kept or computed again."""
         for root in self.reads.last:
             self.linear.add(self._exists(root), low=1.0)
-        for op in dict.fromkeys(self.ops.values()):
-            for operand in op.operands:
-                self.linear.add(plus(self._exists(operand), {op.again: -1.0}), low=0.0)
+        for op, operand in ((o, operand) for o in dict.fromkeys(self.ops.values()) for operand in o.operands):
+            self.linear.add(plus(self._exists(operand), {op.again: -1.0}), low=0.0)
 
     def _exists(self, name: str) -> Row:
         kept = {self.kept[name]: 1.0} if name in self.kept else {}
@@ -123,13 +124,13 @@ class Program:
     def _kept_by(self, position: int) -> Row:
         """Return the bytes kept at a forward position beyond what the forward itself needs there."""
         spans = ((variable, name, *self.reads.forward[name]) for name, variable in self.kept.items())
-        return {variable: self.choice.nbytes[name] / UNIT
+        return {variable: self.choice.nbytes[name] / self.unit
                 for variable, name, made, needed in spans if made <= position and needed < position}
 
     def _alive_at(self, position: int) -> Row:
         """Return the bytes of forward values alive at a backward position, kept or computed again."""
         names = dict.fromkeys((*self.kept, *self.ops))
-        sizes = {name: self.choice.nbytes[name] / UNIT for name in names}
+        sizes = {name: self.choice.nbytes[name] / self.unit for name in names}
         return plus(*(times(part, sizes[name]) for name in names for part in self._alive(name, position)))
 
     def _alive(self, name: str, position: int) -> Iterable[Row]:
@@ -139,8 +140,7 @@ class Program:
         if name in self.ops and self.reads.is_real_again(name):
             made = self._made_by(self.ops[name], position)
         if self.reads.last.get(name, -1) >= position:
-            yield from (kept, made)
-            return
+            return (yield from (kept, made))
         for state, by in ((kept, position - 1), (made, position)):
             if state and self.readers[name]:
                 alive = {self.linear.variable(): 1.0}

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jointtrace.ir.facts import SHARING, uses
 from jointtrace.ir.memory import alive_bytes, in_loop, plan_memory
 from jointtrace.ir.op import Op, Phase, Tag
 from jointtrace.passes._choice import Choice
 from jointtrace.passes._save import HELD
+from jointtrace.passes.dce import dce
 
 
 class Reads:
@@ -30,7 +32,7 @@ class Reads:
                 for root in self.roots(name):
                     self.first.setdefault(root, position)
                     self.last[root] = position
-        self.forward = {name: (0, -1) for name in choice.values}
+        self.forward: dict[str, tuple[int, int]] = {}
         self.fixed = self._fixed()
 
     def is_view(self, name: str) -> bool:
@@ -84,15 +86,19 @@ class Reads:
 
     def _fixed(self) -> list[int]:
         trace = self.choice.trace
-        forward = plan_memory(trace.rebuild(trace.ops[: trace.boundary], by="", grads=()), self.choice.fused)
+        begin = trace.boundary
+        at = {name: position for position, op in enumerate(trace.ops[:begin]) for name in op.outs}
+        # without what only the backward reads: where that is not kept, the forward does not make it
+        forward = dce(trace.rebuild(trace.ops[:begin], by="", grads=()))
         whole = plan_memory(trace, self.choice.fused)
-        held = [life for life in whole.lifetimes if life.start >= trace.boundary]
-        for life in forward.lifetimes:
-            self.forward[life.name] = life.start, life.end
-            if life.end >= trace.boundary:  # an output
-                held.append(life)
-        positions = {name: i for i, op in enumerate(trace.ops[: trace.boundary]) for name in op.outs}
+        held = [life for life in whole.lifetimes if life.start >= begin]
+        natural = []
+        for life in plan_memory(forward, self.choice.fused).lifetimes:
+            end = at[forward.ops[life.end].outs[0]] if life.end < len(forward.ops) else begin
+            natural.append(replace(life, start=at[life.name], end=end))
+            self.forward[life.name] = at[life.name], end
+            if end == begin:  # an output
+                held.append(replace(natural[-1], end=len(trace.ops)))
         for name in self.choice.values:
-            if self.forward.get(name, (0, -1)) == (0, -1):
-                self.forward[name] = positions.get(name, 0), -1
-        return [*forward.alive, *alive_bytes(held, len(trace.ops))[trace.boundary:]]
+            self.forward.setdefault(name, (at.get(name, 0), -1))
+        return [*alive_bytes(natural, begin), *alive_bytes(held, len(trace.ops))[begin:]]

@@ -13,7 +13,8 @@ Cost      one minimum cut over a graph of O(ops + operands); a budget takes a fe
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy
@@ -25,10 +26,11 @@ from jointtrace.ir.trace import Trace
 from jointtrace.options import Budget
 from jointtrace.passes._choice import Choice, cheapest, choice_of, plan_of
 from jointtrace.passes._copy import compute_again
+from jointtrace.passes._cost import KEPT_BYTE, PREMIUM
 from jointtrace.passes._limit import Planned, Search
 from jointtrace.passes._save import check_overwritten, saved
 
-__all__ = ["cost_of_recompute", "recompute", "saved", "why_kept"]
+__all__ = ["cost_of_recompute", "recompute", "saved", "search", "why_kept"]
 
 Policy = Callable[[Op], Any]
 POLICIES = {
@@ -54,54 +56,51 @@ def recompute(
             nor computed again; no plan stays within the budget.
     """
     check_overwritten(trace)
-    asked = _asked(trace, policy) if policy else trace
-    choice = choice_of(asked, fused, _too_dear(fused))
+    asked = _asked(trace, policy)
+    choice = _choice(asked, fused, None)
     if policy:
         _check_policy(trace, choice)
-    again: Set[str] = cheapest(choice)
-    if budget is not None and budget.fraction != 1:
-        again = _within(choice_of(asked, fused, _on_request), again, budget)
-    return compute_again(asked, again)
+    if budget is None or budget.fraction == 1:
+        return compute_again(asked, cheapest(choice))
+    return compute_again(asked, _within(search(asked, fused), budget))
+
+
+def search(trace: Trace, fused: Callable[[Op], bool]) -> Search:
+    """Return the search for plans within a budget, which begins with the plan without one."""
+    return Search(_choice(trace, fused, Budget(fraction=0.0)), cheapest(_choice(trace, fused, None)))
 
 
 def why_kept(
     trace: Trace, *, fused: Callable[[Op], bool], budget: Budget | None = None, policy: Policy | None = None
 ) -> dict[str, str]:
-    """Return for forward values of the trace that `recompute` was given why they cannot be computed again.
-
-    A value without a reason is kept because that is the cheaper choice.
-    """
-    return dict(_asked_choice(trace, fused, budget, policy).why_kept)
+    """Return for forward values why they cannot be computed again; without a reason keeping them is just cheaper."""
+    return dict(_choice(_asked(trace, policy), fused, budget).why_kept)
 
 
 def cost_of_recompute(
     trace: Trace, again: Set[str], *, fused: Callable[[Op], bool], budget: Budget | None = None,
     policy: Policy | None = None,
 ) -> dict[str, int]:
-    """Return what computing again a value more would add to the cost of the plan that computes `again` again.
-
-    That is for each value that the plan keeps and need not, in bytes of memory traffic; the rest as for `recompute`.
-    """
-    choice = _asked_choice(trace, fused, budget, policy)
+    """Return for each value that a plan keeps and need not what computing it again would add to the plan's cost."""
+    choice = _choice(_asked(trace, policy), fused, budget)
     cost, kept = choice.cost(again), plan_of(choice, again)[0]
     return {name: choice.cost({*again, name}) - cost for name in kept if name not in choice.why_kept}
 
 
-def _asked_choice(
-    trace: Trace, fused: Callable[[Op], bool], budget: Budget | None, policy: Policy | None
-) -> Choice:
-    limited = budget is not None and budget.fraction != 1
-    return choice_of(_asked(trace, policy) if policy else trace, fused, _on_request if limited else _too_dear(fused))
+def _choice(trace: Trace, fused: Callable[[Op], bool], budget: Budget | None) -> Choice:
+    if budget is None or budget.fraction == 1:
+        return replace(choice_of(trace, fused, _too_dear(fused)), price=KEPT_BYTE * PREMIUM)
+    return choice_of(trace, fused, _on_request)
 
 
-def _within(choice: Choice, fastest: Iterable[str], budget: Budget) -> Set[str]:
-    search = Search(choice, fastest)
+def _within(plans: Search, budget: Budget) -> Set[str]:
     if budget.nbytes is None:
-        return search.at(budget.fraction or 0.0).again
-    arguments = sum(nbytes(kind) for name in choice.trace.inputs if (kind := choice.trace.types.get(name)))
-    plan = search.within(budget.nbytes - arguments)
+        return plans.at(budget.fraction or 0.0).again
+    trace = plans.choice.trace
+    arguments = sum(nbytes(kind) for name in trace.inputs if (kind := trace.types.get(name)))
+    plan = plans.within(budget.nbytes - arguments)
     if plan is None:
-        raise UnsupportedError(_too_small(budget, arguments, search.smallest()))
+        raise UnsupportedError(_too_small(budget, arguments, plans.smallest))
     return plan.again
 
 
@@ -112,8 +111,10 @@ def _too_small(budget: Budget, arguments: int, least: Planned) -> str:
     )
 
 
-def _asked(trace: Trace, policy: Policy) -> Trace:
+def _asked(trace: Trace, policy: Policy | None) -> Trace:
     """Return `trace` with what the user's policy asks for as tags; it may ask nothing of a view."""
+    if policy is None:
+        return trace
     ops = list(trace.ops)
     for position, op in enumerate(ops[: trace.boundary]):
         answer = policy(op)
@@ -129,9 +130,8 @@ def _asked(trace: Trace, policy: Policy) -> Trace:
 def _check_policy(trace: Trace, choice: Choice) -> None:
     """Raise where the policy asks for what cannot be: a checkpoint may hold random ops, a wish for one op is meant."""
     for before, op in zip(trace.ops, choice.trace.ops, strict=True):
-        asked = Tag.RECOMPUTE in op.tags and Tag.RECOMPUTE not in before.tags
         reason = next((choice.why_kept[name] for name in op.outs if name in choice.why_kept), None)
-        if asked and reason is not None:
+        if reason is not None and Tag.RECOMPUTE in op.tags - before.tags:
             raise UnsupportedError(f"policy: %{op.outs[0]}{f' ({op.source})' if op.source else ''} cannot be computed "
                                    f"again, as {reason}; return 'save' or None for it")
 

@@ -31,7 +31,7 @@ from jointtrace.passes.recompute import recompute, saved
 from tests.passes.test_recompute import MLP
 from tests.strategies import aten, call, get_grad
 
-FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def nothing(op: Op) -> bool:
@@ -90,11 +90,12 @@ def test_no_plan_within_the_limit_costs_two_percent_less_and_none_needs_less_mem
     plans = every_plan(choice)
     search = Search(choice, fastest)
     least = min(plan.peak_bytes for plan in plans)
-    assert search.smallest().peak_bytes <= 1.02 * least
-    limit = search.smallest().peak_bytes + int(part * (search.fastest.peak_bytes - search.smallest().peak_bytes))
+    assert search.smallest.peak_bytes <= 1.02 * least
+    limit = search.smallest.peak_bytes + int(part * (search.fastest.peak_bytes - search.smallest.peak_bytes))
     found = search.at(part)
     assert found.peak_bytes <= limit
-    assert found.cost <= 1.02 * min(plan.cost for plan in plans if plan.peak_bytes <= limit)
+    price = search.frugal_cost if part == 0 else lambda plan: plan.cost
+    assert price(found) <= 1.02 * min(price(plan) for plan in plans if plan.peak_bytes <= limit)
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +114,13 @@ def joint_trace(*layers: torch.nn.Module) -> Trace:
 
 
 @pytest.mark.parametrize("fused", [nothing, elementwise])
-@pytest.mark.parametrize("part", FRACTIONS[:-1])
+@pytest.mark.parametrize("part", FRACTIONS[1:-1])
 def test_the_plan_of_a_network_is_within_two_percent_of_the_optimum_with_every_position_watched(
     perceptron, fused, part, monkeypatch
 ):
     choice, fastest = free(perceptron, fused)
     search = Search(choice, fastest)
-    least, most = search.smallest().peak_bytes, search.fastest.peak_bytes
+    least, most = search.smallest.peak_bytes, search.fastest.peak_bytes
     limit = least + int(part * (most - least))
     found = search.at(part)
     monkeypatch.setattr(_linear, "NODES", 100_000)
@@ -146,6 +147,7 @@ def test_the_planned_peak_never_rises_as_the_budget_falls(perceptron, fused):
 
 
 def test_where_there_are_too_many_ops_the_limit_holds_with_one_of_a_few_plans(monkeypatch):
+    monkeypatch.setattr(_limit, "FEWEST_OPS", 0)
     monkeypatch.setattr(_limit, "MOST_OPS", 0)
     blocks = [(torch.nn.Linear(16, 256), torch.nn.GELU(), torch.nn.Linear(256, 16)) for _ in range(6)]
     trace = joint_trace(*(layer for block in blocks for layer in block))
@@ -153,7 +155,7 @@ def test_where_there_are_too_many_ops_the_limit_holds_with_one_of_a_few_plans(mo
     fastest = cheapest(choice_of(trace, elementwise, lambda op: "dear" if Tag.COMPUTE_BOUND in op.tags else None))
     search = Search(choice, fastest)
     assert search.program is None
-    least = search.smallest()
+    least = search.smallest
     assert least.peak_bytes < search.fastest.peak_bytes
     found = search.within((least.peak_bytes + search.fastest.peak_bytes) // 2)
     assert found is not None

@@ -16,7 +16,7 @@ from jointtrace.ir.op import Op, Phase, Tag, TensorType, Var
 from jointtrace.ir.text import parse
 from jointtrace.ir.trace import Trace
 from jointtrace.passes._choice import NEVER
-from jointtrace.passes._cost import KEPT_BYTE, recompute_cost
+from jointtrace.passes._cost import KEPT_BYTE, PREMIUM, recompute_cost
 from jointtrace.passes._cut import SINK, SOURCE, FlowGraph
 from jointtrace.passes._save import HELD, save_costs
 from jointtrace.passes.dce import dce
@@ -457,7 +457,7 @@ def test_no_other_choice_costs_less(trace):
 
 def _cost(trace: Trace, sizes: dict[str, int], kept: set[str], again: set[str]) -> int:
     forward = {op.outs[0]: op for op in trace.ops[: trace.boundary] if op.outs}
-    keeping = sum(sizes[name] if sizes[name] <= HELD else KEPT_BYTE * sizes[name] for name in kept)
+    keeping = sum(sizes[name] if sizes[name] <= HELD else KEPT_BYTE * PREMIUM * sizes[name] for name in kept)
     return keeping + sum(recompute_cost(forward[name], trace.types, elementwise) for name in again)
 
 
