@@ -21,8 +21,9 @@ from jointtrace.passes.dce import dce
 
 ROUNDS = 40  # programs to solve; most choices take fewer than ten
 HARD_ROUNDS = 8  # for the least peak: of 17 for a 4-layer Llama the later ones took ten times as long for 7 % less
-FRUGALITY = 4.0  # what a kept byte costs more where the least memory is asked for
+FRUGALITY = 16.0  # what a kept byte costs more where the least memory is asked for
 FEWEST_OPS = 7  # that may run again: up to here all plans are looked at
+LEEWAY = 1.1  # over the least peak, there: at the least itself nearly all that is kept has to be
 MOST_OPS = 300  # that may run again: a program of 170 takes seconds, and its tree grows faster than it does
 WATCHED = 6  # positions of the backward from the start; many more make each program slow, none takes more programs
 
@@ -82,19 +83,21 @@ class Search:
     def at(self, fraction: float) -> Planned:
         """Return the cheapest plan at a fraction of the way from the least planned peak to that of the fastest plan.
 
-        At 0 a plan that also keeps little. The plans at all tenths are looked for, whatever the fraction: of plans that
-        are known alike the cheapest one never peaks higher for a smaller limit, though none is proven to be cheapest.
+        At 0 one with nearly the least peak (`LEEWAY`) that also keeps little. The plans at all tenths are looked for,
+        whatever the fraction: of plans that are known alike the cheapest one never peaks higher for a smaller limit.
         """
         least, most = self.smallest.peak_bytes, self.fastest.peak_bytes
         limits = [least + int(tenth / 10 * (most - least)) for tenth in range(10)]
         for limit in reversed(limits):
             self._improve(limit)
-        self._improve(least, FRUGALITY)
+        nearest = self.within(limits[1])
+        smallest = min(int(LEEWAY * least), nearest.peak_bytes if nearest else most)
+        self._improve(smallest, FRUGALITY)
+        if fraction == 0:
+            return min(self._fitting(smallest), key=self.frugal_cost)
         found = self.within(least + int(fraction * (most - least)))
         assert found is not None
-        if fraction > 0:
-            return found
-        return min(self._fitting(least), key=self.frugal_cost)
+        return found
 
     def frugal_cost(self, plan: Planned) -> float:
         """Return what a plan costs where a kept byte counts for more."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numerics.oracle import assert_like_eager, jit, leaf
+from thunder.core.proxies import TensorProxy
 from thunder.extend import OperatorExecutor
 from torch.utils.checkpoint import checkpoint
 
@@ -78,6 +79,7 @@ def test_a_complex_gradient_that_thunder_does_not_conjugate_is_refused():
 
 
 def test_an_operation_without_a_gradient_rule_is_named_with_its_line():
-    twice = OperatorExecutor("without_rules").register_operator("twice", like=lambda x: x, fn=lambda x: x * 2)
+    executor = OperatorExecutor("without_rules")
+    twice = executor.register_operator("twice", meta=lambda x: TensorProxy(like=x), fn=lambda x: x * 2)
     with pytest.raises(UnsupportedError, match=r"no gradient rule for twice \(.*test_limits.py:\d+\)"):
         jit(lambda x: twice(x))(leaf(3))
