@@ -263,7 +263,11 @@ def arguments(given: Sequence[str] | None = None) -> tuple[Plan, Path]:
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, print the table as it comes, write JSON lines, and return the exit code."""
     warnings.filterwarnings("ignore")
-    torch.backends.cudnn.allow_tf32 = False  # else a convolution in float32 is as rough in all variants
+    with torch.backends.cudnn.flags(torch.backends.cudnn.enabled, allow_tf32=False):  # else all are as rough as it
+        return _measure(given)
+
+
+def _measure(given: Sequence[str] | None) -> int:
     plan, path = arguments(given)
     facts: dict[str, Any] = {**machine(), "device": device_name(plan.device)}
     print(describe(facts))

@@ -239,14 +239,20 @@ def _keep_outputs_apart(graph: torch.fx.Graph) -> None:
 
 
 def _outputs_that_share(graph: torch.fx.Graph) -> list[int]:
-    """Return the positions of the outputs that share memory with an input."""
-    inputs = {_memory(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    """Return the positions of the outputs that share memory with an input or an earlier output."""
+    seen = {_memory(node) for node in graph.find_nodes(op="placeholder")} - {None}
     outputs: Any = graph.output_node().args[0]
-    return [position for position, out in enumerate(outputs) if _memory(out) in inputs]
+    shared = []
+    for position, memory in enumerate(map(_memory, outputs)):
+        if memory in seen:
+            shared.append(position)
+        elif memory is not None:
+            seen.add(memory)
+    return shared
 
 
 def _with_aliases(run: Boxed, shared: list[int]) -> Boxed:
-    """Return `run` with new tensors where Inductor may return an input itself: that has a history of its own."""
+    """Return `run` with new tensors where Inductor may return one that is another's: each has a history of its own."""
 
     def with_aliases(args: list[Any]) -> Sequence[Any]:
         outputs = list(run(args))

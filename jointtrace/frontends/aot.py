@@ -25,7 +25,7 @@ from jointtrace.executors.registry import resolve
 from jointtrace.executors.torch_compile import MODES, in_mode
 from jointtrace.frontends.origin import watched
 from jointtrace.ir.fx import to_joint_graph, to_trace
-from jointtrace.ir.op import Phase, ScalarType, TensorType, var_names
+from jointtrace.ir.op import Phase, ScalarType, TensorType, Type, Var, var_names
 from jointtrace.ir.sizes import bind_sizes
 from jointtrace.ir.trace import Trace
 from jointtrace.ir.verify import verify
@@ -207,11 +207,13 @@ class Session:
 def _missing(compiled: Compiled, tokens: int) -> Hook | None:
     """Return a hook of AOTAutograd's node that turns zeros into None where eager has None.
 
-    That is a gradient none of whose cotangents exists. The hook itself is None where all depend on every cotangent.
+    That is a gradient none of whose cotangents exists. The hook itself is None where all depend on every cotangent that
+    there may be, one that the backward does not read among them.
     """
     halves = compiled.halves
     types = halves.forward.types
-    existing = frozenset(i - tokens for i, name in enumerate(halves.cotangents) if name is not None)
+    differentiable = frozenset(i - tokens for i, out in enumerate(halves.forward.outputs[:len(halves.cotangents)])
+                               if isinstance(out, Var) and _may_have_gradient(types[out.name]))
     table = tuple(frozenset(i - tokens for i in positions)
                   for name, positions in zip(halves.forward.inputs[tokens:], compiled.depends[tokens:], strict=True)
                   if isinstance(types[name], TensorType))
@@ -224,7 +226,11 @@ def _missing(compiled: Compiled, tokens: int) -> Hook | None:
             return None
         return tuple(None if d and d <= missing else grad for d, grad in zip(table, grad_inputs, strict=True))
 
-    return hook if any(d and d != existing for d in table) else None
+    return hook if any(d and d != differentiable for d in table) else None
+
+
+def _may_have_gradient(kind: Type) -> bool:
+    return isinstance(kind, TensorType) and (kind.dtype.is_floating_point or kind.dtype.is_complex)
 
 
 def _with_eagers_gradients(compiled: Callable[..., Any], hook: Hook | None) -> Callable[..., Any]:
