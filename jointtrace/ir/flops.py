@@ -15,16 +15,13 @@ from torch.utils.flop_counter import flop_registry
 from jointtrace.ir.facts import hint, numel
 from jointtrace.ir.op import Op, TensorType, Type, Var, map_leaves
 
-FORMULA_OF = "torch_operator"
-"""Attribute of a function that stands for a torch operator: the overload whose formula holds for its arguments."""
-
 
 def flops(op: Op, types: Mapping[str, Type]) -> int:
     """Return the floating-point operations of `op`, sizes that are not known counted by their hints.
 
     Without a formula of torch's it is taken for one contraction of its two largest operands.
     """
-    formula = _formula(getattr(op.target.fn, FORMULA_OF, op.target.fn))
+    formula = _formula(op.target.fn)
     if formula is None:
         return _contraction(op, types)
     args, kwargs, out = map_leaves(_shapes(types), (op.args, dict(op.kwargs), op.out))
@@ -42,10 +39,7 @@ def _formula(target: Any) -> Callable[..., int] | None:
     name = str(target.overloadpacket)
     backward = name.endswith("_backward")
     found = [packet for packet in flop_registry
-             if name.startswith(str(packet)) and str(packet).endswith("_backward") == backward]
-    if not found and backward:
-        found = [packet for packet in flop_registry if _stem(name).startswith(_stem(str(packet)))
-                 and str(packet).endswith("_backward")]
+             if _stem(name).startswith(_stem(str(packet))) and str(packet).endswith("_backward") == backward]
     return flop_registry[max(found, key=lambda packet: len(str(packet)))] if found else None
 
 
