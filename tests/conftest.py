@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers side by side: a loop on two threads waits for both cores
 
@@ -17,6 +17,13 @@ import jointtrace  # noqa: F401  lets every test import thunder
 @pytest.fixture(autouse=True)
 def _same_seed_for_each_test() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    yield
+    assert torch.is_grad_enabled()
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
 @pytest.fixture

@@ -10,14 +10,15 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 import thunder
 import torch
-from thunder.core.interpreter import InterpreterError, InterpreterFrame
+from thunder.core.interpreter import InterpreterError, InterpreterFrame, unwrap
+from torch._C import _autograd as autograd
 from torch._C import _functorch as functorch
 
 from jointtrace.errors import JointtraceError, UnsupportedError
@@ -56,20 +57,57 @@ def refuse(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[..., Any]:
     @functools.wraps(compile_or_find)
     def call(*args: Any, **kwargs: Any) -> Any:
-        depth, differentiates = functorch.get_dynamic_layer_stack_depth(), torch.is_grad_enabled()
+        state = _torch_state()
         try:
             return compile_or_find(*args, **kwargs)
-        except JointtraceError:
+        except JointtraceError as error:
+            _leave(error, state)
             raise
         except Exception as error:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)  # thunder may give up amid torch.func.grad
-            torch.set_grad_enabled(differentiates)  # or within torch.no_grad
+            _leave(error, state)
             refusal = refusal_of(error, program)
             if refusal is None:
                 raise
             raise refusal from error
 
     return call
+
+
+def _torch_state() -> tuple[int, str | None, bool]:
+    """Return what torch.func and torch.no_grad change: depth of transforms, saved tensor hooks, gradient mode."""
+    hooks = autograd._saved_tensors_hooks_get_disabled_error_message()
+    return functorch.get_dynamic_layer_stack_depth(), hooks, torch.is_grad_enabled()
+
+
+def _leave(error: BaseException, state: tuple[int, str | None, bool]) -> None:
+    """Leave the `with` blocks amid which thunder gave up, innermost first: its interpreter does not.
+
+    The method that leaves a block lies on the stack of the interpreted frame. Autocast is thunder's own: never entered.
+    """
+    cause = error.__cause__ if isinstance(error, InterpreterError) and error.__cause__ else error
+    frames = {id(frame): frame for frame in _interpreted(cause.__traceback__)}
+    for frame in reversed(frames.values()):
+        for leave in map(unwrap, reversed(frame.interpreter_stack._stack)):
+            manager = getattr(leave, "__self__", None)
+            if getattr(leave, "__name__", "") == "__exit__" and not isinstance(manager, torch.autocast):
+                with suppress(Exception):  # one written as a generator can only be left by thunder's interpreter
+                    leave(type(cause), cause, cause.__traceback__)
+    depth, hooks, differentiates = state
+    functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    torch.set_grad_enabled(differentiates)
+    if hooks is None:
+        autograd._saved_tensors_hooks_enable()
+    else:
+        autograd._saved_tensors_hooks_disable(hooks)
+
+
+def _interpreted(traceback: TracebackType | None) -> Iterator[InterpreterFrame]:
+    """Yield the frames of the interpreted program that a traceback leads through, outermost first."""
+    while traceback is not None:
+        frame = traceback.tb_frame.f_locals.get("frame")
+        if isinstance(frame, InterpreterFrame):
+            yield frame
+        traceback = traceback.tb_next
 
 
 def refusal_of(error: Exception, program: str) -> UnsupportedError | None:

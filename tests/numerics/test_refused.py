@@ -167,3 +167,28 @@ def test_a_keyword_that_thunder_names_otherwise_is_refused():
     half = functools.partial(torch.mul, other=0.5)
     with pytest.raises(jointtrace.UnsupportedError, match="other"):
         jit(lambda x: half(x))(leaf(3))
+
+@pytest.mark.parametrize("block", [
+    torch.no_grad,
+    torch.autograd.graph.save_on_cpu,
+    lambda: torch.autograd.set_multithreading_enabled(False),
+    torch._C.DisableTorchFunction,
+    lambda: torch.autocast("cpu", torch.bfloat16),
+    lambda: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
+], ids=["no_grad", "save_on_cpu", "one thread", "no torch functions", "autocast", "no saved tensor hooks"])
+@pytest.mark.parametrize("refused", [torch.vmap(torch.sin), torch.func.grad(lambda x: x.sin().sum())],
+                         ids=["vmap", "grad"])
+def test_a_block_in_which_thunder_gave_up_is_left(block, refused):
+    def state():
+        return (torch.is_grad_enabled(), torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+                torch._C._autograd._top_saved_tensors_default_hooks(True), torch.autograd.is_multithreading_enabled(),
+                torch._C._is_torch_function_all_disabled(), torch.is_autocast_enabled("cpu"))
+
+    def program(x):
+        with block():
+            return refused(x)
+
+    before = state()
+    with pytest.raises(jointtrace.UnsupportedError):
+        jit(program)(leaf(3))
+    assert state() == before
