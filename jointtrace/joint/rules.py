@@ -98,6 +98,19 @@ OPERATORS.register_implementation(
     checker=lambda a, dim, *, dtype=None: dtype is None and dtypes.is_float_dtype(a.dtype))
 
 
+def _log_softmax(a: TensorProxy, /, dim: int, *, dtype: Any = None) -> TensorProxy:
+    """In parts, by torch's own formula: a backward that computes it again needs two kept numbers, and no sum again."""
+    shifted = ltorch.sub(a, ltorch.amax(a, dim, True))
+    out = ltorch.sub(shifted, ltorch.log(ltorch.sum(ltorch.exp(shifted), dim, True)))
+    put_grad(a, ltorch.log_softmax_backward(get_grad(out), out, dim, a.dtype))
+    return out
+
+
+OPERATORS.register_implementation(
+    ltorch.log_softmax, grad_transform=_log_softmax, execution_transform=torchex._log_softmax_transform,
+    checker=lambda a, dim, *, dtype=None: dtype is None and a.dtype in (dtypes.float32, dtypes.float64) and a.numel > 0)
+
+
 # layer_norm
 
 def _layer_norm_forward_meta(a: TensorProxy, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:

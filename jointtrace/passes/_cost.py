@@ -14,7 +14,7 @@ from jointtrace.ir.op import Op, Tag, TensorType, Type
 
 KEPT_BYTE = 2
 """A kept byte is written in the forward and read in the backward."""
-PREMIUM = 4
+PREMIUM = 2
 """A kept byte counts for so many times its traffic where no budget says what memory is worth: a dropout mask, a byte
 that costs three to draw again, is drawn again."""
 FLOPS_PER_BYTE = 30

@@ -122,6 +122,27 @@ def test_inputs_are_free_to_save():
     assert saved_after(chain("%a: f32[2, 3] = aten.cos.default(%x)")) == ("x",)
 
 
+@pytest.mark.parametrize(("between", "kept"), [
+    ("aten.mm.default(%q, %d)  # [compute_bound]", "s"), ("aten.cos.default(%d)", "a")], ids=["two loops", "one loop"])
+def test_what_two_loops_need_is_saved_where_computing_it_again_would_write_it_to_memory(between, kept):
+    text = f"""
+    trace (%x: bf16[8, 4], %w: bf16[4, 16], %r: f32[8, 16], %q: f32[8, 8]) {{
+      fw:
+        %a: bf16[8, 16] = aten.mm.default(%x, %w)  # [compute_bound]
+        %s: f32[8, 16] = aten.add.Tensor(%r, %a)
+        %y: f32[8, 16] = aten.sin.default(%s)
+      bw:
+        %g: f32[8, 16] = get_grad(%y, 0)  # [get_grad]
+        %c: f32[8, 16] = aten.cos.default(%s)
+        %d: f32[8, 16] = aten.mul.Tensor(%g, %c)
+        %m: f32[8, 16] = {between}
+        %dr: f32[8, 16] = aten.mul.Tensor(%m, %s)
+      return (%y) grads (None, None, %dr, None)
+    }}
+    """
+    assert saved_after(text, elementwise)[-1] == kept
+
+
 def test_of_equally_large_values_the_last_is_saved():
     text = chain("%r: f32[2, 3] = aten.rand_like.default(%x)  # [random]\n        %a: f32[2, 3] = aten.cos.default(%r)")
     assert saved_after(text) == ("b",)
