@@ -15,6 +15,7 @@ import torch
 from thunder.core import dtypes, prims
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
+from thunder.core.pytree import tree_flatten
 from thunder.core.transforms import sum_to
 from thunder.executors import torchex
 from thunder.extend import OperatorExecutor
@@ -32,6 +33,33 @@ def _like(tensor: TensorProxy, shape: Sequence[int] | None = None, dtype: Any = 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, TensorProxy)
+
+
+# of nothing: where there are no elements thunder returns a constant, which eager says has a gradient
+
+def _of_nothing(symbol: Any) -> Any:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out = symbol(*args, **kwargs)
+        nothing = ltorch.sum(get_grad(out))
+        for operand in filter(_is_tensor, (*args, *kwargs.values())):
+            if dtypes.is_inexact_dtype(operand.dtype):
+                put_grad(operand, ltorch.mul(ltorch.zeros_like(operand), nothing))
+        return out
+
+    return rule
+
+
+OPERATORS.register_implementation(
+    ltorch.repeat, torchex.repeat, grad_transform=_of_nothing(ltorch.repeat),
+    checker=lambda a, *repeats: a.numel == 0 or 0 in tree_flatten(repeats)[0])
+OPERATORS.register_implementation(
+    ltorch.group_norm, torchex.group_norm, grad_transform=_of_nothing(ltorch.group_norm),
+    checker=lambda a, *args, **kwargs: a.numel == 0)
+cross_entropy = OPERATORS.register_operator(
+    "cross_entropy", like=ltorch.cross_entropy, fn=torch.nn.functional.cross_entropy)
+OPERATORS.register_implementation(
+    ltorch.cross_entropy, cross_entropy, grad_transform=_of_nothing(ltorch.cross_entropy),
+    checker=lambda a, *args, **kwargs: a.numel == 0)
 
 
 # silu, gelu
@@ -176,7 +204,7 @@ def _nll_loss(
 
 
 def _nll_checker(a: Any, target: Any, weight: Any = None, ignore_index: Any = None, reduction: Any = "mean") -> bool:
-    matrix = a.ndim in (1, 2) and target.ndim == a.ndim - 1 and a.numel > 0
+    matrix = a.ndim in (1, 2) and target.ndim == a.ndim - 1
     return matrix and reduction in REDUCTIONS and (weight is None or not weight.requires_grad)
 
 

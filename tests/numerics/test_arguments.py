@@ -113,6 +113,21 @@ def test_empty_tensors(like_eager):
     like_eager(program, leaf(0, 3), leaf(3, 2))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_of_no_rows_has_a_gradient(like_eager, reduction):
+    target = torch.zeros(0, dtype=torch.int64)
+    like_eager(lambda x: F.cross_entropy(x, target, reduction=reduction), leaf(0, 4))
+    like_eager(lambda x: F.nll_loss(x, target, reduction=reduction), leaf(0, 4))
+
+
+def test_normalised_groups_of_no_rows_have_a_gradient(like_eager):
+    like_eager(lambda x, w, b: F.group_norm(x, 2, w, b), leaf(0, 4), leaf(4), leaf(4))
+
+
+def test_a_tensor_repeated_no_times_has_a_gradient(like_eager):
+    like_eager(lambda x: x.repeat(0, 2), leaf(3, 4))
+
+
 def test_integers_index_and_are_multiplied(like_eager):
     like_eager(lambda x, i, n: x[i] * n.unsqueeze(-1) + i.sum(), leaf(5, 2), torch.tensor([0, 4, 4]), torch.arange(3))
 
