@@ -17,7 +17,7 @@ from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls, backward_impls
+from thunder.core.transforms import _get_gradfn_and_executor, _grad_fn_map, augmented_forward_impls, backward_impls
 from thunder.extend import Executor
 
 from jointtrace.errors import UnsupportedError
@@ -73,6 +73,8 @@ def rule_of(bsym: BoundSymbol) -> tuple[Rule | None, bool]:
     An executor of the user that runs the symbol but has no gradient rule for it gets ours behind it.
     """
     rule, executor = _get_gradfn_and_executor(bsym)
+    if executor is OPERATORS and not OPERATORS.can_execute(bsym):  # thunder asks no checker where the parts are ours
+        rule, executor = _grad_fn_map.get(bsym.sym.id), None
     if rule is None and OPERATORS.can_execute(bsym):
         rule = OPERATORS.get_grad_transform(bsym.sym)
     if executor is None:

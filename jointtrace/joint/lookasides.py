@@ -47,6 +47,7 @@ WRONG_IN_THUNDER = frozenset({  # values: padded windows, sizes that do not divi
     torch.nn.functional.max_pool3d,
     torch.nn.functional.upsample_nearest,
 })
+WRONG_IF_EMPTY = frozenset({torch.nn.functional.cross_entropy, torch.nn.functional.group_norm})  # no gradient
 WRONG_IF_UNBIASED = frozenset({torch.std, torch.var})
 
 if ltorch.unfold.id == "torch.nn.functional.unfold":  # thunder takes Tensor.unfold for its namesake
@@ -78,7 +79,7 @@ def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
     elif fn is torch.nn.functional.dropout:
         chosen = _dropout
     elif isinstance(known, Symbol):
-        chosen = with_autograd_behind(known, fn)
+        chosen = _unless_empty(known, fn) if fn in WRONG_IF_EMPTY else with_autograd_behind(known, fn)
     elif _is_unknown_to_thunder(fn) and any(map(_holds_tensor, arguments)):
         chosen = operator(fn)
     else:
@@ -93,6 +94,17 @@ def _call_overloaded(packet: Any, *args: Any, **kwargs: Any) -> Any:
 def _dropout(a: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """thunder's dropout; where all is dropped, thunder returns zeros without a gradient, eager zeros with one."""
     return ltorch.mul(a, 0.0) if training and p == 1 else ltorch.dropout(a, p, training, inplace)
+
+
+@functools.cache
+def _unless_empty(symbol: Symbol, fn: Fn) -> Callable[..., Any]:
+    known = with_autograd_behind(symbol, fn)
+
+    @functools.wraps(fn)
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        return (operator(fn) if 0 in input.shape else known)(input, *args, **kwargs)
+
+    return call
 
 
 @functools.cache

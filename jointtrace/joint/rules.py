@@ -35,31 +35,18 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, TensorProxy)
 
 
-# of nothing: where there are no elements thunder returns a constant, which eager says has a gradient
+# repeat, no times: thunder returns a constant, which eager says has a gradient
 
-def _of_nothing(symbol: Any) -> Any:
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        out = symbol(*args, **kwargs)
-        nothing = ltorch.sum(get_grad(out))
-        for operand in filter(_is_tensor, (*args, *kwargs.values())):
-            if dtypes.is_inexact_dtype(operand.dtype):
-                put_grad(operand, ltorch.mul(ltorch.zeros_like(operand), nothing))
-        return out
-
-    return rule
+def _repeat_of_nothing(a: TensorProxy, /, *repeats: Any) -> TensorProxy:
+    out = ltorch.repeat(a, *repeats)
+    assert out.numel == 0
+    put_grad(a, ltorch.mul(ltorch.zeros_like(a), ltorch.sum(get_grad(out))))
+    return out
 
 
 OPERATORS.register_implementation(
-    ltorch.repeat, torchex.repeat, grad_transform=_of_nothing(ltorch.repeat),
+    ltorch.repeat, torchex.repeat, grad_transform=_repeat_of_nothing,
     checker=lambda a, *repeats: a.numel == 0 or 0 in tree_flatten(repeats)[0])
-OPERATORS.register_implementation(
-    ltorch.group_norm, torchex.group_norm, grad_transform=_of_nothing(ltorch.group_norm),
-    checker=lambda a, *args, **kwargs: a.numel == 0)
-cross_entropy = OPERATORS.register_operator(
-    "cross_entropy", like=ltorch.cross_entropy, fn=torch.nn.functional.cross_entropy)
-OPERATORS.register_implementation(
-    ltorch.cross_entropy, cross_entropy, grad_transform=_of_nothing(ltorch.cross_entropy),
-    checker=lambda a, *args, **kwargs: a.numel == 0)
 
 
 # silu, gelu

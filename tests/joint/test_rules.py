@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import pytest
+import thunder.torch as ltorch
 import torch
 import torch.nn.functional as F
 from numerics.oracle import assert_like_eager, jit, leaf
+from thunder.extend import ImplInfo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
 import jointtrace
+from jointtrace.joint.rules import OPERATORS
 
 KERNEL = "cpu_attention"
 
@@ -108,6 +111,15 @@ def test_attention_with_dropout_uses_one_mask_in_both_directions():
 ], ids=["silu", "gelu", "gelu by tanh", "softmax", "log_softmax"])
 def test_activations(program):
     assert_like_eager(lambda x: program(x * 2), leaf(3, 4))
+
+
+def test_a_rule_is_not_used_where_its_checker_refuses_though_all_parts_have_rules(monkeypatch):
+    def wrong(a, target, *args, **kwargs):
+        raise AssertionError("the checker said no")
+
+    refusing = ImplInfo(execution_transform=wrong, grad_transform=wrong, checker=lambda *args, **kwargs: False)
+    monkeypatch.setitem(OPERATORS.implmap, ltorch.cross_entropy.id, refusing)
+    assert_like_eager(lambda x: F.cross_entropy(x, torch.tensor([2, 0, 1])), leaf(3, 4))
 
 
 def test_softmax_into_another_dtype():
