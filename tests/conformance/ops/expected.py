@@ -24,7 +24,7 @@ EXPECTED: tuple[Expected, ...] = (
         nn.functional.linear_cross_entropy.chunked_none
     """),
     Expected("thunder", Verdict.REFUSED, "a result that requires a gradient and gives none: of empty matrices", """
-        linalg.householder_product masked.norm masked.normalize
+        linalg.householder_product masked.norm masked.normalize norm
     """),
     Expected("thunder", Verdict.REFUSED, "random numbers that no gradient rule of thunder keeps for the backward", """
         nn.functional.alpha_dropout nn.functional.dropout2d nn.functional.dropout3d
@@ -34,13 +34,13 @@ EXPECTED: tuple[Expected, ...] = (
     """),
     Expected("thunder", Verdict.REFUSED, "sizes, or checks of arguments, depend on values", """
         combinations corrcoef cov index_fill index_put linalg.lstsq linalg.lstsq.grad_oriented masked_select
-        narrow nn.functional.ctc_loss nn.functional.gaussian_nll_loss
+        narrow nn.functional.ctc_loss nn.functional.gaussian_nll_loss repeat_interleave
     """),
     Expected("thunder", Verdict.REFUSED, "sparse tensors: thunder has none", """
         sparse.mm.reduce sparse.sampled_addmm to_sparse
     """),
     Expected("thunder", Verdict.REFUSED, "thunder itself cannot trace it", """
-        H __radd__ __rmul__ float mH masked.median nn.functional.linear_cross_entropy.chunked
+        H __radd__ __rmul__ float mH masked.median nn.functional.linear_cross_entropy.chunked nn.functional.nll_loss
         normal.number_mean pca_lowrank svd_lowrank tensor_split to transpose
     """),
     Expected("thunder", Verdict.REFUSED, "views of several arguments", """

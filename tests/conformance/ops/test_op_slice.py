@@ -7,7 +7,7 @@ from conformance.ops.judge import Verdict, judge
 
 FAMILIES = """
     add copysign div.floor_rounding erf exp lerp minimum mul pow remainder sigmoid special.erfcx tanh where
-    amax cumprod cumsum kthvalue logcumsumexp logsumexp masked.mean max.reduction_with_dim norm prod std.unbiased var
+    amax cumprod cumsum kthvalue logcumsumexp logsumexp masked.mean max.reduction_with_dim linalg.vector_norm prod std.unbiased var
     sort topk quantile softmax
     addmm baddbmm bmm einsum linalg.cholesky linalg.inv linalg.lu linalg.norm linalg.qr matmul outer
     as_strided cat chunk diag expand flip hstack meshgrid.list_of_tensors permute repeat roll split squeeze stack
@@ -21,7 +21,7 @@ FAMILIES = """
     nn.functional.dropout nn.functional.rrelu
 """
 IN_FLOAT64_TOO = """
-    addmm cumsum index_put linalg.inv norm prod sort unfold nn.functional.dropout nn.functional.rrelu
+    addmm cumsum index_put linalg.inv linalg.vector_norm prod sort unfold nn.functional.dropout nn.functional.rrelu
 """
 REFUSED = """
     combinations cov linalg.eig to_sparse nn.functional.alpha_dropout
