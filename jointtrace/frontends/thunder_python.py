@@ -5,9 +5,12 @@ Each patch falls through to thunder's own where the compile option is absent. Ho
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
+import thunder
+import torch
 from thunder.core.compile_data import get_compile_data
 from thunder.core.dtypes import dtype as ThunderDtype
 from thunder.core.dtypes import to_torch_dtype
@@ -28,6 +31,7 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.joint.symbols import where
 
 OPTION = "delay_trace_split"
+LIBRARIES = ("<", *(os.path.dirname(module.__file__) + os.sep for module in (thunder, torch)))  # "<": made by a program
 
 
 def _active() -> bool:
@@ -111,7 +115,22 @@ def _is_computed(number: NumberProxy) -> bool:
     return number.value is None
 
 
+def _source_location(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder names the innermost line, that of `torch.nn.Linear.forward`; who reads a trace looks for his own."""
+
+    @functools.wraps(original)
+    def source_location(context: Any) -> tuple[Any, Any]:
+        if _active():
+            for frame in reversed(context.frame_stack):
+                if not frame.code.co_filename.startswith(LIBRARIES):
+                    return frame.code.co_filename, frame.positions
+        return original(context)
+
+    return source_location
+
+
 PATCHES = (
+    Patch("thunder.core.interpreter.InterpreterRuntimeCtx", "get_current_user_source_location", _source_location),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _bool, item=lambda: bool),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _dict_setitem, item=lambda: dict.__setitem__),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _getattr, item=lambda: getattr),

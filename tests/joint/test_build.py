@@ -237,6 +237,20 @@ def test_the_trace_is_valid_and_every_op_knows_its_line():
     assert all(op.source for op in stage(compiled).ops if op.phase is Phase.FW)
 
 
+def test_an_op_in_a_layer_of_torch_has_the_line_of_the_program_that_calls_the_layer():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    compiled = assert_like_eager(Model(), leaf(2, 4))
+    line = Model.forward.__code__.co_firstlineno + 1
+    assert {(op.source.file, op.source.line) for op in stage(compiled).ops if op.source} == {("test_build.py", line)}
+
+
 def test_equal_layers_give_equal_ops():
     compiled = jit(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))))
     compiled(leaf(2, 4)).sum().backward()
