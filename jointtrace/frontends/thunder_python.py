@@ -19,6 +19,7 @@ from thunder.core.interpreter import (
     PseudoInst,
     _interpret_call,
     default_lookaside,
+    get_interpreterruntimectx,
     unwrap,
     wrap,
 )
@@ -31,7 +32,8 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.joint.symbols import where
 
 OPTION = "delay_trace_split"
-LIBRARIES = ("<", *(os.path.dirname(module.__file__) + os.sep for module in (thunder, torch)))  # "<": made by a program
+THUNDER, TORCH = (os.path.dirname(module.__file__) + os.sep for module in (thunder, torch))
+LIBRARIES = (THUNDER, TORCH, "<")  # "<...>": what a program made, such as a dataclass's methods
 
 
 def _active() -> bool:
@@ -39,13 +41,22 @@ def _active() -> bool:
     return data is not None and OPTION in data.compile_options
 
 
+def _in_thunder() -> bool:
+    """Whether the line that thunder's interpreter runs is one of thunder itself."""
+    frame: Any = get_interpreterruntimectx().peek_frame_stack()
+    return frame is not None and frame.code.co_filename.startswith(THUNDER)
+
+
 def _getattr(original: Callable[..., Any]) -> Callable[..., Any]:
-    """thunder gives a tensor's dtype as its own, which equals no torch dtype: `x.dtype == torch.float32` is False."""
+    """thunder gives a tensor's dtype as its own, which equals no torch dtype: `x.dtype == torch.float32` is False.
+
+    Its own code, such as its backend for einops, goes on to get what it expects.
+    """
 
     @functools.wraps(original)
     def getattr_lookaside(obj: Any, name: Any, *default: Any) -> Any:
         value = original(obj, name, *default)
-        if isinstance(unwrap(obj), TensorProxy) and _active():
+        if isinstance(unwrap(obj), TensorProxy) and _active() and not _in_thunder():
             found = unwrap(value)
             if isinstance(found, ThunderDtype):
                 return wrap(to_torch_dtype(found), provenance=value.provenance)

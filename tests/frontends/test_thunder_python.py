@@ -1,6 +1,8 @@
 """Programs that ask for dtypes, write attributes and make modules while they are traced run as in Python."""
 from __future__ import annotations
 
+import os
+
 import pytest
 import thunder
 import torch
@@ -88,6 +90,14 @@ def test_without_the_option_thunder_is_as_it_was():
         return x.dtype == torch.float32
 
     assert not thunder.jit(equal)(torch.ones(1))
+
+
+def test_code_of_thunder_itself_is_given_thunders_dtype():
+    own = {"dtypes": thunder.core.dtypes}
+    file = os.path.join(os.path.dirname(thunder.__file__), "backend.py")
+    exec(compile("def is_float(x): return dtypes.is_float_dtype(x.dtype)", file, "exec"), own)
+    x = leaf(4)
+    assert torch.equal(jit(lambda x: x * (1 if own["is_float"](x) else 3))(x), x)
 
 
 def test_a_branch_on_a_number_that_the_program_computes_is_refused():

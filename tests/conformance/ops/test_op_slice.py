@@ -7,8 +7,8 @@ from conformance.ops.judge import Verdict, judge
 
 FAMILIES = """
     add copysign div.floor_rounding erf exp lerp minimum mul pow remainder sigmoid special.erfcx tanh where
-    amax cumprod cumsum kthvalue logcumsumexp logsumexp masked.mean max.reduction_with_dim linalg.vector_norm prod std.unbiased var
-    sort topk quantile softmax
+    amax cumprod cumsum kthvalue logcumsumexp logsumexp masked.mean max.reduction_with_dim linalg.vector_norm prod
+    std.unbiased var sort topk quantile softmax
     addmm baddbmm bmm einsum linalg.cholesky linalg.inv linalg.lu linalg.norm linalg.qr matmul outer
     as_strided cat chunk diag expand flip hstack meshgrid.list_of_tensors permute repeat roll split squeeze stack
     movedim tril unfold view_as_complex fft.rfft gradient
