@@ -7,8 +7,8 @@ from __future__ import annotations
 CONSTANTS = ('cache="symbolic values", for development only in thunder, is compiled as "constant values": gradients of '
              "symbolic sizes are wrong for other sizes. ")
 
-NAMED = ("The test looks for the id that thunder gives a custom function; ours is one operator with an id of its own, and "
-         "the same gradient.")
+NAMED = ("The test looks for the id that thunder gives a custom function; ours is one operator with an id of its own, "
+         "and the same gradient.")
 
 EXPECTED: dict[str, str] = {
     "test_check_trace.py::test_debug_option":
