@@ -68,7 +68,7 @@ def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[...
             refusal = refusal_of(error, program)
             if refusal is None:
                 raise
-            raise refusal from error
+            raise refusal.with_traceback(error.__traceback__) from error
 
     return call
 
@@ -104,10 +104,21 @@ def _leave(error: BaseException, state: tuple[int, str | None, bool]) -> None:
 def _interpreted(traceback: TracebackType | None) -> Iterator[InterpreterFrame]:
     """Yield the frames of the interpreted program that a traceback leads through, outermost first."""
     while traceback is not None:
-        frame = traceback.tb_frame.f_locals.get("frame")
-        if isinstance(frame, InterpreterFrame):
+        if (frame := _frame_in(traceback)) is not None:
             yield frame
         traceback = traceback.tb_next
+
+
+def _frame_in(traceback: TracebackType) -> InterpreterFrame | None:
+    """Return the interpreted frame that a frame of thunder's interpreter runs."""
+    code = traceback.tb_frame.f_code
+    if "frame" not in code.co_varnames or not code.co_flags & inspect.CO_OPTIMIZED:
+        return None
+    names = traceback.tb_frame.f_locals
+    frame = names.get("frame")
+    if isinstance(names, dict):  # before Python 3.13 a copy, in which the frame would keep the program's tensors alive
+        names.clear()
+    return frame if isinstance(frame, InterpreterFrame) else None
 
 
 def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
@@ -145,8 +156,8 @@ def _speaks_of_proxies(error: BaseException) -> bool:
 def _places(traceback: TracebackType | None) -> Iterator[Place]:
     """Yield file and line of each frame, those of the interpreted program among them."""
     while traceback is not None:
-        code, frame = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("frame")
-        if isinstance(frame, InterpreterFrame) and frame.positions is not None and frame.positions.lineno:
+        code, frame = traceback.tb_frame.f_code, _frame_in(traceback)
+        if frame is not None and frame.positions is not None and frame.positions.lineno:
             yield frame.code.co_filename, frame.positions.lineno
         yield code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next

@@ -1,7 +1,11 @@
 """What lightning-thunder cannot trace is refused there with its line; through torch.compile all of it runs."""
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import traceback
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,3 +196,26 @@ def test_a_block_in_which_thunder_gave_up_is_left(block, refused):
     with pytest.raises(jointtrace.UnsupportedError):
         jit(program)(leaf(3))
     assert state() == before
+
+
+def test_an_error_that_the_program_raises_keeps_no_tensor_alive():
+    def run():
+        x = leaf(3)
+        with contextlib.suppress(ValueError):
+            jit(lambda x: _raise(ValueError("mine")))(x)
+        return weakref.ref(x)
+
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
+
+
+def test_a_refusal_shows_the_line_in_its_traceback():
+    def program(x):
+        return x * ("three" * "four")
+
+    with pytest.raises(TypeError, match=LINE) as caught:
+        jit(program)(leaf(3))
+    assert '"three" * "four"' in "".join(traceback.format_tb(caught.value.__traceback__))
