@@ -19,6 +19,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.fx import GraphModule
 
 from jointtrace.checking.graph_check import GraphCheck
+from jointtrace.compat.scalar_writes import kept_scalar_writes
 from jointtrace.errors import OptionError
 from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
@@ -104,7 +105,7 @@ class Session:
         settings = {"donated_buffer": False}
         if hasattr(config, REMAT) and not any(node.target is torch.autograd.grad for node in module.graph.nodes):
             settings[REMAT] = False  # refuses draws in a checkpoint also where nothing is to be computed again
-        with config.patch(settings):
+        with config.patch(settings), kept_scalar_writes():
             compiled = compiler(module, example_inputs)
         halves = self.record.halves
         return compiled if halves is None or halves.backward is None else _with_eagers_gradients(compiled, self.missing)

@@ -77,6 +77,8 @@ def _refusal(error: BaseException | None) -> str | None:
             return str(error)
         if isinstance(error, torch._dynamo.exc.Unsupported):
             return f"Dynamo: {error}"
+        if isinstance(error, torch._dynamo.exc.BackendCompilerFailed) and "modified by an inplace" in str(error):
+            return "AOTAutograd: modified by an inplace operation"  # in a checkpoint, where eager computes it again
         error = getattr(error, "inner_exception", None) or error.__cause__
     return None
 
