@@ -89,7 +89,7 @@ def test_a_needed_write_that_dce_drops_is_found(monkeypatch):
     assert error.stage == "dce"
     assert "copy_" in error.op
     assert "running_mean" in error.op
-    assert "batchnorm.py:" in str(error)
+    assert "test_planted_faults.py:" in str(error)
     assert "this write is gone" in str(error)
 
 
