@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -25,6 +26,7 @@ from jointtrace.errors import JointtraceError, UnsupportedError
 
 THUNDER, TORCH = (os.path.dirname(module.__file__) + os.sep for module in (thunder, torch))
 OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+PYTHON = sysconfig.get_path("stdlib") + os.sep
 KEPT = (ValueError, IndexError, TypeError, InterpreterError)  # of wrong arguments, as in eager; thunder's own
 Place = tuple[str, int]
 
@@ -132,13 +134,17 @@ def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
     if places and not any(p[0].startswith((THUNDER, OWN)) for p in below) and not _speaks_of_proxies(cause):
         return None
     outside = [place for place in places if not place[0].startswith((THUNDER, OWN))]
-    own = [place for place in outside if not place[0].startswith(TORCH)]
+    own = [place for place in outside if not place[0].startswith(TORCH) and not _of_python(place[0])]
     found = (own or outside)[-1:]
     where = f"{found[0][0]}:{found[0][1]}" if found else program
     told = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}".rstrip(": .")
     kind = _kind(tuple(kept for kept in KEPT if isinstance(error, kept) or isinstance(cause, kept)))
     return kind(f"lightning-thunder cannot trace this program ({where}): {told}; write it in another way, "
                 'or use torch.compile(backend="jointtrace")')
+
+
+def _of_python(file: str) -> bool:
+    return file.startswith(PYTHON) and "site-packages" not in file
 
 
 @functools.cache

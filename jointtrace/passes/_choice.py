@@ -5,22 +5,17 @@ what it reads beyond them is kept.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from jointtrace.ir.facts import nbytes
-from jointtrace.ir.memory import in_loop
-from jointtrace.ir.op import Op, Tag, TensorType
+from jointtrace.ir.op import Op, Tag
 from jointtrace.ir.trace import Trace
+from jointtrace.passes._again import Fused, TooDear, in_several_loops, why_not
 from jointtrace.passes._cost import KEPT_BYTE, recompute_cost
 from jointtrace.passes._cut import SINK, SOURCE, FlowGraph
 from jointtrace.passes._save import HELD, save_costs, saved
 from jointtrace.passes._storage import storages, written
-
-NEVER = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.COLLECTIVE, Tag.WAIT, Tag.SAVE})
-
-Fused = Callable[[Op], bool]
-TooDear = Callable[[Op], str | None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def choice_of(trace: Trace, fused: Fused, too_dear: TooDear) -> Choice:
             continue
         op = maker.get(name)
         again[name] = recompute_cost(op, trace.types, fused) if op else 0
-        reason = _why_not(op, too_dear, unstable, storage) if op else "it is an input"
+        reason = why_not(op, too_dear, unstable, storage) if op else "it is an input"
         if op is None or reason is not None:
             why_kept[name] = str(reason)
             continue
@@ -85,7 +80,7 @@ def choice_of(trace: Trace, fused: Fused, too_dear: TooDear) -> Choice:
             why_again[name] = f"%{name} is made in a checkpoint, so it is not kept"
         todo.extend(op.ins)
     values = tuple(name for name in (*trace.inputs, *maker) if name in again)
-    for name in _in_several_loops(trace, fused, values, why_kept):
+    for name in in_several_loops(trace, fused, values, why_kept):
         again[name] += KEPT_BYTE * nbytes(trace.types[name])
     return Choice(trace, fused, reads, values, maker, why_kept, why_again, sizes, again)
 
@@ -143,46 +138,3 @@ def plan_of(choice: Choice, again: Set[str]) -> tuple[list[str], list[str]]:
             ops[op.outs[0]] = name
             todo.extend(op.ins)
     return list(kept), list(ops.values())
-
-
-def _in_several_loops(trace: Trace, fused: Fused, values: Sequence[str], why_kept: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values that, computed again in one compiled loop, are needed in a later one too: through memory.
-
-    A loop ends where an op runs outside of it. Views and conversions are made again wherever they are read.
-    """
-    first: dict[str, int] = {}  # loop of the backward, counted from its start
-    last: dict[str, int] = {}
-    loop = 0
-    for op in trace.ops[trace.boundary:]:
-        loop += Tag.VIEW not in op.tags and not in_loop(op, fused)
-        for name in op.ins if Tag.GET_GRAD not in op.tags else ():
-            first.setdefault(name, loop)
-            last[name] = loop
-    chosen = set(values) - why_kept.keys()
-    for op in reversed(trace.ops[:trace.boundary]):
-        needed = [name for name in op.outs if name in chosen and name in first]
-        if not needed:
-            continue
-        begin = min(first[name] for name in needed)
-        for name in op.ins:
-            first[name] = min(first.get(name, begin), begin)
-            last[name] = max(last.get(name, begin), begin)
-        if Tag.VIEW not in op.tags and not _converts(op, trace):
-            yield from (name for name in needed if last[name] > first[name])
-
-
-def _converts(op: Op, trace: Trace) -> bool:
-    """Whether `op` makes of one tensor one of another dtype, element by element."""
-    kinds = [trace.types[name] for name in (*op.ins, *op.outs)]
-    tensors = [kind for kind in kinds if isinstance(kind, TensorType)]
-    return len(kinds) == len(tensors) == 2 and tensors[0].shape == tensors[1].shape and (
-        tensors[0].dtype != tensors[1].dtype)
-
-
-def _why_not(op: Op, too_dear: TooDear, unstable: set[str], storage: Mapping[str, str]) -> str | None:
-    """Return why `op` must not run again in the backward, or None."""
-    if never := op.tags & NEVER:
-        return f"{op.target.name} is {min(tag.value for tag in never)}"
-    if any(storage[name] in unstable for name in op.ins):
-        return f"{op.target.name} reads or writes memory that is written to"
-    return None if op.tags & {Tag.RECOMPUTE, Tag.VIEW} else too_dear(op)

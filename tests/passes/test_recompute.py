@@ -15,7 +15,7 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, TensorType, Var
 from jointtrace.ir.text import parse
 from jointtrace.ir.trace import Trace
-from jointtrace.passes._choice import NEVER
+from jointtrace.passes._again import NEVER
 from jointtrace.passes._cost import KEPT_BYTE, PREMIUM, recompute_cost
 from jointtrace.passes._cut import SINK, SOURCE, FlowGraph
 from jointtrace.passes._save import HELD, save_costs
