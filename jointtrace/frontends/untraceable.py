@@ -70,7 +70,10 @@ def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[...
             refusal = refusal_of(error, program)
             if refusal is None:
                 raise
-            raise refusal.with_traceback(error.__traceback__) from error
+            try:
+                raise refusal.with_traceback(error.__traceback__) from error
+            finally:
+                del refusal  # whose traceback leads to this frame
 
     return call
 

@@ -198,11 +198,13 @@ def test_a_block_in_which_thunder_gave_up_is_left(block, refused):
     assert state() == before
 
 
-def test_an_error_that_the_program_raises_keeps_no_tensor_alive():
+@pytest.mark.parametrize("program", [lambda x: _raise(ValueError("mine")), lambda x: x * ("three" * "four")],
+                         ids=["the program's error", "a refusal"])
+def test_an_error_keeps_no_tensor_alive(program):
     def run():
         x = leaf(3)
-        with contextlib.suppress(ValueError):
-            jit(lambda x: _raise(ValueError("mine")))(x)
+        with contextlib.suppress(ValueError, TypeError):
+            jit(program)(x)
         return weakref.ref(x)
 
     gc.disable()
