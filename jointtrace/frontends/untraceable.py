@@ -16,15 +16,14 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-import thunder
 import torch
 from thunder.core.interpreter import InterpreterError, InterpreterFrame, unwrap
 from torch._C import _autograd as autograd
 from torch._C import _functorch as functorch
 
 from jointtrace.errors import JointtraceError, UnsupportedError
+from jointtrace.frontends.thunder_python import THUNDER, TORCH
 
-THUNDER, TORCH = (os.path.dirname(module.__file__) + os.sep for module in (thunder, torch))
 OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 PYTHON = sysconfig.get_path("stdlib") + os.sep
 KEPT = (ValueError, IndexError, TypeError, InterpreterError)  # of wrong arguments, as in eager; thunder's own
@@ -62,12 +61,9 @@ def _refusing(compile_or_find: Callable[..., Any], program: str) -> Callable[...
         state = _torch_state()
         try:
             return compile_or_find(*args, **kwargs)
-        except JointtraceError as error:
-            _leave(error, state)
-            raise
         except Exception as error:
             _leave(error, state)
-            refusal = refusal_of(error, program)
+            refusal = None if isinstance(error, JointtraceError) else refusal_of(error, program)
             if refusal is None:
                 raise
             try:
@@ -89,7 +85,7 @@ def _leave(error: BaseException, state: tuple[int, str | None, bool]) -> None:
 
     The method that leaves a block lies on the stack of the interpreted frame. Autocast is thunder's own: never entered.
     """
-    cause = error.__cause__ if isinstance(error, InterpreterError) and error.__cause__ else error
+    cause = _cause(error)
     frames = {id(frame): frame for frame in _interpreted(cause.__traceback__)}
     for frame in reversed(frames.values()):
         for leave in map(unwrap, reversed(frame.interpreter_stack._stack)):
@@ -104,6 +100,11 @@ def _leave(error: BaseException, state: tuple[int, str | None, bool]) -> None:
         autograd._saved_tensors_hooks_enable()
     else:
         autograd._saved_tensors_hooks_disable(hooks)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what thunder's interpreter stopped at."""
+    return error.__cause__ if isinstance(error, InterpreterError) and error.__cause__ else error
 
 
 def _interpreted(traceback: TracebackType | None) -> Iterator[InterpreterFrame]:
@@ -128,7 +129,7 @@ def _frame_in(traceback: TracebackType) -> InterpreterFrame | None:
 
 def refusal_of(error: Exception, program: str) -> UnsupportedError | None:
     """Return what to raise in place of an error; None where the program itself raised it."""
-    cause = error.__cause__ if isinstance(error, InterpreterError) and error.__cause__ else error
+    cause = _cause(error)
     if isinstance(cause, Warning):  # that the user wants as an error
         return None
     places = [*_places(cause.__traceback__)]

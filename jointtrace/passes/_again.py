@@ -3,13 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jointtrace.ir.memory import in_loop
+from jointtrace.ir.memory import Fused, in_loop
 from jointtrace.ir.op import Op, Tag, TensorType
 from jointtrace.ir.trace import Trace
 
 NEVER = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.COLLECTIVE, Tag.WAIT, Tag.SAVE})
 
-Fused = Callable[[Op], bool]
 TooDear = Callable[[Op], str | None]
 
 
