@@ -33,6 +33,7 @@ from jointtrace.executors.base import Executor
 from jointtrace.executors.registry import resolve
 from jointtrace.executors.thunder_fusion import ThunderFusionExecutor
 from jointtrace.frontends.thunder_autocast import PATCHES as AUTOCAST_PATCHES
+from jointtrace.frontends.thunder_grad_mode import ANSWERS, WITHIN_FUNCTION
 from jointtrace.frontends.thunder_python import OPTION
 from jointtrace.frontends.thunder_python import PATCHES as PYTHON_PATCHES
 from jointtrace.frontends.thunder_traces import (
@@ -326,7 +327,7 @@ def _lookaside(original: Callable[..., Any]) -> Callable[..., Any]:
     def general_jit_lookaside(fn: Any, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         ours = None
         if isinstance(fn, Hashable) and _active_options() is not None and fn not in OPERATORS._lookasides:
-            ours = lookaside(fn, (*args, *kwargs.values()))
+            ours = ANSWERS.get(fn) or lookaside(fn, (*args, *kwargs.values()))
         return ours or original(fn, *args, **kwargs)
 
     return general_jit_lookaside
@@ -367,6 +368,7 @@ PATCHES = (
     Patch("thunder.executors.passes", "del_last_used", _del_last_used),
     Patch("thunder", "connect_to_autograd", _connect),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _checkpoint, item=lambda: torch_checkpoint),
+    WITHIN_FUNCTION,
     *PYTHON_PATCHES,
     *AUTOCAST_PATCHES,
 )

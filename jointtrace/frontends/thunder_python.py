@@ -17,11 +17,13 @@ from thunder.core.dtypes import to_torch_dtype
 from thunder.core.interpreter import (
     ProvenanceRecord,
     PseudoInst,
+    WrappedValue,
     _interpret_call,
     default_lookaside,
     get_interpreterruntimectx,
     unwrap,
     wrap,
+    wrap_const,
 )
 from thunder.core.jit_ext import is_created_during_tracing
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -29,6 +31,7 @@ from thunder.core.trace import get_tracectx
 
 from jointtrace.compat.patching import Patch
 from jointtrace.errors import UnsupportedError
+from jointtrace.frontends.thunder_requires_grad import requires_grad
 from jointtrace.joint.symbols import where
 
 OPTION = "delay_trace_split"
@@ -50,7 +53,8 @@ def _in_thunder() -> bool:
 def _getattr(original: Callable[..., Any]) -> Callable[..., Any]:
     """thunder gives a tensor's dtype as its own, which equals no torch dtype: `x.dtype == torch.float32` is False.
 
-    Its own code, such as its backend for einops, goes on to get what it expects.
+    It does the same with the class, and does not know of results whether they require a gradient. Its own code, such as
+    its backend for einops, goes on to get what it expects.
     """
 
     @functools.wraps(original)
@@ -58,11 +62,31 @@ def _getattr(original: Callable[..., Any]) -> Callable[..., Any]:
         value = original(obj, name, *default)
         if isinstance(unwrap(obj), TensorProxy) and _active() and not _in_thunder():
             found = unwrap(value)
+            if unwrap(name) == "requires_grad":
+                return wrap(requires_grad(unwrap(obj)), provenance=value.provenance)
+            if unwrap(name) == "__class__":
+                return _class_of(obj)
             if isinstance(found, ThunderDtype):
                 return wrap(to_torch_dtype(found), provenance=value.provenance)
         return value
 
     return getattr_lookaside
+
+
+def _type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """thunder says of a tensor that it is a proxy: `type(x) is torch.Tensor` is False."""
+
+    @functools.wraps(original)
+    def type_lookaside(obj: Any, *bases: Any) -> Any:
+        of_tensor = not bases and isinstance(unwrap(obj), TensorProxy) and _active() and not _in_thunder()
+        return _class_of(obj) if of_tensor else original(obj, *bases)
+
+    return type_lookaside
+
+
+def _class_of(tensor: WrappedValue) -> WrappedValue:
+    known: Any = tensor.python_typ  # of results the proxy's
+    return wrap_const(known if issubclass(known, torch.Tensor) else torch.Tensor)
 
 
 def _object_setattr(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,6 +166,7 @@ def _source_location(original: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCHES = (
     Patch("thunder.core.interpreter.InterpreterRuntimeCtx", "get_current_user_source_location", _source_location),
+    Patch("thunder.core.interpreter", "_default_lookaside_map", _type, item=lambda: type),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _bool, item=lambda: bool),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _dict_setitem, item=lambda: dict.__setitem__),
     Patch("thunder.core.jit_ext", "_general_jit_lookaside_map", _getattr, item=lambda: getattr),

@@ -160,7 +160,7 @@ def _kind(kept: tuple[type[Exception], ...]) -> type[UnsupportedError]:
 def _speaks_of_proxies(error: BaseException) -> bool:
     """Whether an error that the program seems to raise comes of thunder's stand-ins for its values."""
     bare = isinstance(error, AttributeError) and str(error).isidentifier()  # Python's own says more than the name
-    return bare or "thunder." in str(error)
+    return bare or "thunder." in str(error) or "{'type(" in str(error)  # which it forgets to fill in
 
 
 def _places(traceback: TracebackType | None) -> Iterator[Place]:

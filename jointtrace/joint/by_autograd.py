@@ -36,10 +36,12 @@ Rule = Callable[..., Any]
 OURS = "jointtrace:"  # thunder's executors run what they know by its id
 DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
-PRIMS: dict[Any, Fn] = {
+PRIMS: dict[Any, Fn] = {  # thunder has no rule for them, or a wrong one at 0
+    prims.PrimIDs.ATAN2: torch.atan2,
     prims.PrimIDs.FLIP: torch.flip,
     prims.PrimIDs.MINIMUM: torch.minimum,
     prims.PrimIDs.NEXTAFTER: torch.nextafter,
+    prims.PrimIDs.POW: torch.pow,
     prims.PrimIDs.REMAINDER: torch.remainder,
     prims.PrimIDs.UNFOLD: torch.Tensor.unfold,
 }
@@ -49,7 +51,8 @@ def _prod(a: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) 
     return torch.prod(a, dtype=dtype) if dim is None else torch.prod(a, dim, keepdim, dtype=dtype)
 
 
-SYMBOLS: dict[Any, Fn] = {  # whose rules are wrong: of the sign, of values that broadcast, of a product with zeros
+SYMBOLS: dict[Any, Fn] = {  # whose rules are wrong: at a bound, of the sign, of values that broadcast, with zeros
+    ltorch.clamp.id: torch.clamp,
     ltorch.copysign.id: torch.copysign,
     ltorch.index_put.id: torch.index_put,
     ltorch.prod.id: _prod,

@@ -24,7 +24,7 @@ from jointtrace.errors import UnsupportedError
 from jointtrace.ir.op import Op, Phase, Tag, Type, hashable, map_leaves
 from jointtrace.joint.by_autograd import rule_by_autograd
 from jointtrace.joint.claim import Claims
-from jointtrace.joint.rules import OPERATORS
+from jointtrace.joint.pointwise_rules import OPERATORS
 from jointtrace.joint.symbols import OWN_EXECUTORS, flat_proxies, names_in, source_of, type_of, where
 
 Rule = Callable[..., Any]

@@ -15,7 +15,7 @@ import thunder.torch as ltorch
 import torch
 from thunder.core import jit_ext, prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.dtypes import to_torch_dtype
+from thunder.core.dtypes import float32, float64, to_torch_dtype
 from thunder.core.interpreter import interpreter_needs_wrap, is_opaque
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
@@ -78,8 +78,16 @@ def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         chosen = operator(fn)
     elif fn is torch.nn.functional.dropout:
         chosen = _dropout
+    elif fn is torch.nn.functional.normalize:
+        chosen = _normalize
+    elif fn is TensorProxy.__mod__:
+        chosen = ltorch.remainder  # which thunder knows, but not as `%`
+    elif fn is torch.nn.functional.silu:
+        chosen = _in_two_steps(ltorch.silu, known)
     elif isinstance(known, Symbol):
         chosen = _unless_empty(known, fn) if fn in WRONG_IF_EMPTY else with_autograd_behind(known, fn)
+        if "inplace" in inspect.signature(known.meta).parameters:
+            chosen = _in_two_steps(known, chosen)
     elif _is_unknown_to_thunder(fn) and any(map(_holds_tensor, arguments)):
         chosen = operator(fn)
     else:
@@ -94,6 +102,29 @@ def _call_overloaded(packet: Any, *args: Any, **kwargs: Any) -> Any:
 def _dropout(a: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """thunder's dropout; where all is dropped, thunder returns zeros without a gradient, eager zeros with one."""
     return ltorch.mul(a, 0.0) if training and p == 1 else ltorch.dropout(a, p, training, inplace)
+
+
+def _normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    """In thunder, rows of zeros have no gradient: the derivative of its norm at 0 is infinite. In eager it is 0."""
+    if p != 2.0 or input.dtype not in (float32, float64) or out is not None:
+        return operator(torch.nn.functional.normalize)(input, p, dim, eps, out)
+    squares = ltorch.sum(ltorch.mul(input, input), dim, True)
+    return ltorch.true_divide(input, ltorch.sqrt(ltorch.clamp(squares, min=eps * eps)))
+
+
+@functools.cache
+def _in_two_steps(symbol: Symbol, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Write in place what the function computes: as one step it is taken apart, and its own rule not used."""
+    signature = inspect.signature(symbol.meta)
+
+    @functools.wraps(call)
+    def computed_then_written(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if not given.arguments.pop("inplace", False):
+            return call(*args, **kwargs)
+        return ltorch._copy_(args[0], call(*given.args, **given.kwargs))
+
+    return computed_then_written
 
 
 @functools.cache

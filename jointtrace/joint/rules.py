@@ -168,35 +168,71 @@ OPERATORS.register_implementation(
     ltorch.layer_norm, torchex.layer_norm, grad_transform=_layer_norm, checker=_layer_norm_checker)
 
 
-# nll_loss (and cross_entropy, which thunder makes of it)
+# nll_loss (and cross_entropy, which thunder makes of it); thunder forgets the shape of more dimensions than one
 
 def _nll_forward_meta(a: TensorProxy, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
     batch = target.shape if reduction == REDUCTIONS["none"] else ()
     return _like(a, batch), _like(a, ())
 
 
-nll_forward = OPERATORS.register_operator(
-    "nll_loss_forward", meta=_nll_forward_meta, fn=ATEN.nll_loss_forward.default)
-nll_backward = OPERATORS.register_operator(
-    "nll_loss_grad", meta=lambda g, a, *rest: _like(a), fn=ATEN.nll_loss_backward.default)
+def _nll_operators(forward: Any, backward: Any) -> tuple[Any, Any]:
+    name = forward.__name__.removesuffix(".default").removesuffix("_forward")
+    return (OPERATORS.register_operator(f"{name}_forward", meta=_nll_forward_meta, fn=forward),
+            OPERATORS.register_operator(f"{name}_grad", meta=lambda g, a, *rest: _like(a), fn=backward))
+
+
+nll_of_rows = _nll_operators(ATEN.nll_loss_forward.default, ATEN.nll_loss_backward.default)
+nll_of_images = _nll_operators(ATEN.nll_loss2d_forward.default, ATEN.nll_loss2d_backward.default)
 
 
 def _nll_loss(
     a: TensorProxy, /, target: TensorProxy, weight: Any = None, ignore_index: int | None = None, reduction: str = "mean"
 ) -> TensorProxy:
-    ignored = -1 if ignore_index is None else ignore_index
-    loss, total = nll_forward(a, target, weight, REDUCTIONS[reduction], ignored)
-    put_grad(a, nll_backward(get_grad(loss), a, target, weight, REDUCTIONS[reduction], ignored, total))
-    return loss
+    settings = REDUCTIONS[reduction], -1 if ignore_index is None else ignore_index
+    forward, backward = nll_of_rows if a.ndim < 3 else nll_of_images
+    image, labels = a, target
+    if a.ndim > 2:  # one image of one row: what torch makes of any number of dimensions
+        image = ltorch.reshape(a, (*a.shape[:2], 1, -1))
+        labels = ltorch.reshape(target, (a.shape[0], 1, -1))
+    loss, total = forward(image, labels, weight, *settings)
+    out = ltorch.reshape(loss, target.shape) if a.ndim > 2 and reduction == "none" else loss
+    grad = ltorch.reshape(get_grad(out), loss.shape)
+    put_grad(a, ltorch.reshape(backward(grad, image, labels, weight, *settings, total), a.shape))
+    return out
 
 
 def _nll_checker(a: Any, target: Any, weight: Any = None, ignore_index: Any = None, reduction: Any = "mean") -> bool:
     matrix = a.ndim in (1, 2) and target.ndim == a.ndim - 1
-    return matrix and reduction in REDUCTIONS and (weight is None or not weight.requires_grad)
+    images = a.ndim > 2 and a.numel > 0 and tuple(target.shape) == (a.shape[0], *a.shape[2:])
+    return (matrix or images) and reduction in REDUCTIONS and (weight is None or not weight.requires_grad)
 
 
 OPERATORS.register_implementation(
     ltorch.nll_loss, grad_transform=_nll_loss, execution_transform=torchex._nll_loss_transform, checker=_nll_checker)
+
+
+# max along a dimension: thunder spreads the gradient over ties, torch gives it to the one whose index it returns
+
+def _max_meta(a: TensorProxy, dim: int, keepdim: bool) -> Any:
+    shape = torch.empty(a.shape, device="meta").amax(dim, keepdim).shape
+    return _like(a, shape), _like(a, shape, dtypes.int64)
+
+
+max_with_index = OPERATORS.register_operator("max_with_index", meta=_max_meta, fn=torch.max)
+max_backward = OPERATORS.register_operator(
+    "max_with_index_backward", meta=lambda g, dim, indices, shape, keepdim: _like(g, shape),
+    fn=ATEN.value_selecting_reduction_backward.default)
+
+
+def _max(a: TensorProxy, /, dim: int, keepdim: bool = False) -> Any:
+    values, indices = max_with_index(a, dim, keepdim)
+    put_grad(a, max_backward(get_grad(values), dim, indices, a.shape, keepdim))
+    return values, indices
+
+
+OPERATORS.register_implementation(
+    ltorch.torch_max, max_with_index, grad_transform=_max,
+    checker=lambda a, dim=None, keepdim=False: isinstance(dim, int) and a.numel > 0 and dtypes.is_float_dtype(a.dtype))
 
 
 # scaled_dot_product_attention on CPU: torch's fused kernel, which thunder's sdpa executor leaves to CUDA
