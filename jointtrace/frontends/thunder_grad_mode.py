@@ -47,6 +47,7 @@ class Modes:
         self.functions: list[Function] = []
         self.before_inference: list[tuple[bool, bool]] = []  # gradient mode and inference mode
         self.inference = torch.is_inference_mode_enabled()
+        self.history: Any = None  # of the last answer whether a tensor requires a gradient
 
 
 def modes() -> Modes:

@@ -1,6 +1,7 @@
 """Whether a tensor requires a gradient, asked by a program that thunder traces: thunder knows it of inputs alone."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transforms import is_constant_for_vjp
 
-from jointtrace.frontends.thunder_grad_mode import Function, modes
+from jointtrace.frontends.thunder_grad_mode import modes
 from jointtrace.joint.build import STEPS
 from jointtrace.joint.expand import rule_of
 from jointtrace.joint.symbols import is_view, may_be_view
@@ -19,7 +20,7 @@ from jointtrace.joint.symbols import is_view, may_be_view
 
 def requires_grad(tensor: TensorProxy) -> bool:
     """Return whether a tensor of the program that is traced would require a gradient in eager PyTorch."""
-    history = _History(get_tracectx(), modes().functions)
+    history = _history(get_tracectx())
     wanted, seen = [tensor], {tensor.name}
     while wanted:
         proxy = wanted.pop()
@@ -31,18 +32,32 @@ def requires_grad(tensor: TensorProxy) -> bool:
     return False
 
 
-class _History:
-    """What the tensors of a program are made of so far."""
+def _history(trace: Any) -> _History:
+    """Return what is known so far: the last answer's, while nothing has been traced since."""
+    now = modes()
+    bsyms = [bsym for scope in trace.scopes for bsym in scope]
+    depth = now.functions[0].depth if now.functions else len(trace.scopes)
+    outside = sum(map(len, trace.scopes[:depth]))
+    if now.history is None or not now.history.is_of(bsyms, outside):
+        now.history = _History(bsyms, outside)
+    return now.history
 
-    def __init__(self, trace: Any, functions: Sequence[Function]) -> None:
-        bsyms = [bsym for scope in trace.scopes for bsym in scope]
-        outside = [bsym for scope in trace.scopes[:functions[0].depth] for bsym in scope] if functions else bsyms
+
+class _History:
+    """What the tensors of a program are made of so far; `outside` counts the ops before those of a custom function."""
+
+    def __init__(self, bsyms: Sequence[BoundSymbol], outside: int) -> None:
+        self.bsyms, self.outside = bsyms, outside
         self.names = {out.name for bsym in bsyms for out in bsym.flat_proxy_outs}
         self.base: dict[str, str] = {}
         self.by_op: dict[str, list[BoundSymbol]] = {}
         self.by_write: dict[str, list[BoundSymbol]] = {}
-        for bsym in _parts(outside):
+        for bsym in _parts(bsyms[:outside]):
             self._add(bsym)
+
+    def is_of(self, bsyms: Sequence[BoundSymbol], outside: int) -> bool:
+        """Whether these are the ops it was made of."""
+        return outside == self.outside and len(bsyms) == len(self.bsyms) and all(map(operator.is_, bsyms, self.bsyms))
 
     def _add(self, bsym: BoundSymbol) -> None:
         writes = bsym.sym.id is PrimIDs.COPY_

@@ -105,7 +105,7 @@ def _pow_backward(g: TensorProxy, a: TensorProxy, out: TensorProxy, b: Any) -> T
 _register(prims.pow, torchex.pow, _pow_backward, lambda a, b: isinstance(b, Number))
 
 
-def _div_meta(a: Any, b: Any, rounding_mode: str) -> TensorProxy:
+def _div_meta(a: Any, b: Any, rounding_mode: str) -> Any:
     with faked("div", (a, b), {}) as (_, operands, _):
         return ltorch._fake_type_to_thunder(torch.div(*operands, rounding_mode=rounding_mode))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SEED = 0
+FEW_VALUES = torch.tensor([0.0, 0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 3.0])
+UNSTABLE_IF_TIED = ("linalg.", "svd", "pca", "cholesky", "lu", "geqrf", "ormqr", "logdet", "pinverse", "symeig", "eig")
 
 # How close results must be: rtol, atol. A decomposition adds up rounding that a fused kernel does not have.
 TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-7, 1e-7)}
@@ -60,9 +62,38 @@ def samples(op: OpInfo, dtype: torch.dtype, count: int) -> list[Sample]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operators that torch deprecates
         found = list(op.sample_inputs("cpu", dtype, requires_grad=True))
+    found = [Sample((s.input, *s.args), dict(s.kwargs), s.output_process_fn_grad) for s in found]
+    extra = tied(op, found[-1]) if found and count > 1 and dtype is torch.float32 else None
+    count -= extra is not None
     step = max(1.0, (len(found) - 1) / max(1, count - 1))
     chosen = sorted({round(i * step) for i in range(min(count, len(found)))})
-    return [Sample((s.input, *s.args), dict(s.kwargs), s.output_process_fn_grad) for s in (found[i] for i in chosen)]
+    return [*(found[i] for i in chosen), *([extra] if extra else [])]
+
+
+def tied(op: OpInfo, sample: Sample) -> Sample | None:
+    """Return a sample with few values, so that ties, zeros and bounds occur in what is differentiated; None without.
+
+    Rounding decides what a decomposition makes of such a matrix, and eager PyTorch refuses some values.
+    """
+    if op.full_name.startswith(UNSTABLE_IF_TIED):
+        return None
+    drawn = torch.Generator().manual_seed(SEED)
+
+    def replaced(tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.requires_grad and tensor.dtype is torch.float32 and tensor.layout is torch.strided):
+            return tensor
+        with torch.no_grad():
+            found = _copy(tensor).copy_(FEW_VALUES[torch.randint(len(FEW_VALUES), tensor.shape, generator=drawn)])
+        return found.requires_grad_()
+
+    try:
+        result = replace(sample, **{name: tree_map_only(torch.Tensor, replaced, getattr(sample, name))
+                                    for name in ("args", "kwargs")})
+        args, kwargs = copied((result.args, result.kwargs))
+        op.op(*args, **kwargs)
+    except (RuntimeError, ValueError, IndexError):
+        return None
+    return result
 
 
 def tolerances(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
