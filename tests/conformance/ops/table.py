@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ MEANING = {
 
 
 def by_operator(rows: Mapping[Key, Row], front: str) -> dict[str, Row]:
-    """Return the row of the dtype with the worst verdict, by operator."""
+    """Return the row of the dtype with the worst verdict, by operator; the same in whichever order they were judged."""
     worst: dict[str, Row] = {}
-    for (op, _, of), row in rows.items():
+    for (op, _, of), row in sorted(rows.items(), key=itemgetter(0)):
         if of == front and (op not in worst or _rank(row) > _rank(worst[op])):
             worst[op] = row
     return worst
