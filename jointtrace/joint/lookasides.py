@@ -86,8 +86,7 @@ def lookaside(fn: Any, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         chosen = _in_two_steps(ltorch.silu, known)
     elif isinstance(known, Symbol):
         chosen = _unless_empty(known, fn) if fn in WRONG_IF_EMPTY else with_autograd_behind(known, fn)
-        if "inplace" in inspect.signature(known.meta).parameters:
-            chosen = _in_two_steps(known, chosen)
+        chosen = _in_two_steps(known, chosen)
     elif _is_unknown_to_thunder(fn) and any(map(_holds_tensor, arguments)):
         chosen = operator(fn)
     else:
@@ -116,6 +115,8 @@ def _normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out
 def _in_two_steps(symbol: Symbol, call: Callable[..., Any]) -> Callable[..., Any]:
     """Write in place what the function computes: as one step it is taken apart, and its own rule not used."""
     signature = inspect.signature(symbol.meta)
+    if "inplace" not in signature.parameters:
+        return call
 
     @functools.wraps(call)
     def computed_then_written(*args: Any, **kwargs: Any) -> Any:
